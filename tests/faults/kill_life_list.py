@@ -12,6 +12,7 @@ import msgspec
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.keys import keyed_id
 from lisa.core.model.recurring.definition import ScheduleOptions, define
 from lisa.core.store import schedules
 from lisa.core.store.presence import ConsumerPresence, ManagerPresence
@@ -30,7 +31,8 @@ class ProducerLife(Life):
     def prepare(self) -> None:
         sent = [f"{kind}-{n}" for kind, count in (("many", 5), ("stream", 3)) for n in range(count)]
         self.ends(["soon", "moved", "fired", "replaced", *sent], "acked")
-        self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1"], "cancelled")
+        latest = keyed_id("k", "~1")
+        self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1", latest], "cancelled")
 
     def live(self) -> None:
         self.until(self.replace)

@@ -16,6 +16,7 @@ import lisa.gateway.serving
 import lisa.manager.engine
 import lisa.manager.sampler
 from lisa.core.daemon import logs
+from lisa.core.model.keys import keyed_id
 from lisa.core.store import presence
 from lisa.producer import Outgoing
 from tests.faults import kill_points, kill_shop
@@ -86,6 +87,7 @@ def producer(kind: str) -> Callable[[str, dict[str, Any]], None]:
 
 
 MANY_TAKEN_BACK = ["many-taken-back-0", "many-taken-back-1"]
+LATEST = keyed_id("k", "~1")
 STEPS: list[tuple[str, Any, dict[str, Any]]] = [
     ("send", "x", {"id": "soon", "delay": SOON}),
     ("send_many", [Outgoing("x", id=f"many-{n}", delay=SOON * (n % 2)) for n in range(5)], {}),
@@ -102,6 +104,8 @@ STEPS: list[tuple[str, Any, dict[str, Any]]] = [
     ("send", "x", {}),
     ("stream", [Outgoing("x", id=f"stream-{n}") for n in range(3)], {}),
     ("get", "soon", {}),
+    ("send_one", "x", {"key": "k", "latest": True, "delay": LATER}),
+    ("cancel", LATEST, {}),
 ]
 """What a program does: calls and their arguments. Each may be repeated: ids are explicit, but for
 one message, which may then be sent twice."""

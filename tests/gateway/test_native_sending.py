@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -220,6 +221,28 @@ def test_a_repeated_idempotency_key_gets_the_first_response(client: httpx.Client
     assert client.delete(f"/v1/topics/{topic}/messages/{first.json()['id']}").status_code == 200
     assert send_with_key(client, topic, "k-1", **message).json() == first.json()
     assert count(client, topic) == 1
+
+
+def test_sends_of_a_key_are_debounced(client: httpx.Client, server: Redis) -> None:
+    topic = new_topic()
+    debounced = {"key": "k", "debounce_ms": DAY_MS, "max_wait_ms": 2 * DAY_MS}
+    url, idempotent = f"/v1/topics/{topic}/messages", {"Idempotency-Key": "k-1"}
+    first = client.post(url, json={"body": 1, **debounced}, headers=idempotent)
+    assert (first.status_code, first.json()["outcome"]) == (201, "accepted")
+    second = client.post(url, json={"body": 2, **debounced})
+    assert (second.status_code, second.json()["outcome"]) == (200, "replaced")
+    again = client.post(url, json={"body": 1, **debounced}, headers=idempotent)
+    assert again.json() == first.json()
+    refused = {"body": 3, "on_duplicate": "keep", **debounced}
+    said = client.post(url, json=refused)
+    assert "omit on_duplicate" in problem(said, 400, "invalid")["detail"]
+    before = server.info("commandstats")["cmdstat_evalsha"]["calls"]
+    messages = [{"body": n, "key": f"{n % 10}", "latest": n % 2 == 0} for n in range(100)]
+    found = batch(client, topic, messages).json()
+    assert (found["accepted"], found["updated"]) == (55, 45)
+    assert server.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 10
+    found = client.get(f"{url}/{quote(first.json()['id'])}").json()
+    assert (found["body"], found["key"]) == (2, "k")
 
 
 def test_concurrent_sends_with_one_idempotency_key_add_one_message(client: httpx.Client) -> None:

@@ -228,7 +228,7 @@ async def send_message(call: Call[NoFields, SendRequest]) -> Reply[SendAnswer]:
     request, key = call.body, idempotency_of(call)
     outgoing = _outgoing(request, trace_context(call.request.headers), key)
     sent = await call.gateway.sender.offer(
-        call.topic, outgoing, _mode(request, OnDuplicate.KEEP), key.token if key else None
+        call.topic, outgoing, _mode(request, outgoing, OnDuplicate.KEEP), key.token if key else None
     )
     if _is_reused(request, key, sent):
         raise key_reused(sent.id)
@@ -272,7 +272,7 @@ async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
                 key.check_once(item)
             outgoing = _outgoing(item, trace, key, index)
             prepared = call.gateway.sender.prepare(outgoing)
-            ready.append(_Ready(index, item, _mode(item, default), outgoing, prepared))
+            ready.append(_Ready(index, item, _mode(item, outgoing, default), outgoing, prepared))
         except (ErrorResponse, InvalidMessage) as error:
             found[index] = error
     outage: ServerUnavailable | None = None
@@ -296,8 +296,13 @@ async def send_messages(call: Call[NoFields, BatchRequest]) -> BatchAnswer:
     return _batch_answer(results)
 
 
-def _mode(request: SendRequest, default: OnDuplicate) -> OnDuplicate:
-    """What to do if the id exists; without an id of its own, a message is new or a repetition."""
+def _mode(request: SendRequest, outgoing: Outgoing, default: OnDuplicate) -> OnDuplicate:
+    """What to do if the id exists; without an id of its own, a message is new or a repetition.
+
+    That of coalescing sends only keeps them together.
+    """
+    if outgoing.is_coalescing:
+        return OnDuplicate.UPDATE
     return OnDuplicate.KEEP if request.id is None else request.on_duplicate or default
 
 
@@ -390,6 +395,10 @@ def _outgoing(
     options["headers"] = with_trace(options.get("headers"), trace)
     body = read_body(request.body, request.body_base64)
     outgoing = Outgoing(body, id=request.id, **options)
+    if outgoing.is_coalescing and request.on_duplicate is not None:
+        raise InvalidMessage(
+            "debounce, throttle and latest say what is replaced; omit on_duplicate"
+        )
     if key and request.id is None and not outgoing.is_coalescing:
         return Outgoing(body, id=key.id_of(index), **options)
     return outgoing
