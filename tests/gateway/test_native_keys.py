@@ -209,6 +209,42 @@ def test_dead_messages_of_a_key_are_requeued_and_purged(client: httpx.Client) ->
     assert row["key"] == "k/1"
 
 
+def test_sends_of_a_key_are_coalesced(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    path = f"/v1/topics/{topic}/messages"
+
+    def offer(body: int, **options: Any) -> httpx.Response:
+        return client.post(path, json={"body": body, "key": "k"} | options)
+
+    first = offer(1, debounce_ms="10m", max_wait_ms="1h")
+    assert (first.status_code, first.json()["id"]) == (201, f"k{US}~1")
+    second = offer(2, debounce_ms="1m").json()
+    assert second == {"id": f"k{US}~1", "key": "k", "outcome": "replaced"}
+    (waiting,) = client.get(key_path(topic, "k")).json()["messages"]
+    assert client.get(message_path(topic, waiting["id"])).json()["body"] == 2
+    headers = {"Idempotency-Key": "once"}
+    batch = {"messages": [{"body": n, "key": f"b{n % 2}", "latest": True} for n in range(4)]}
+    sent = client.post(f"{path}:batch", json=batch, headers=headers).json()
+    assert [one["outcome"] for one in sent["results"]] == [*["accepted"] * 2, *["updated"] * 2]
+    assert client.post(f"{path}:batch", json=batch, headers=headers).json() == sent
+    now = offer(5, key="t", throttle_ms="1h")
+    assert now.json() == {"id": f"t{US}~1", "key": "t", "outcome": "accepted"}
+    bodies = {one["id"]: one["body"] for one in pull(client, topic, max=10)}
+    wrong: list[dict[str, Any]] = [
+        {"debounce_ms": "1m", "id": "own"},
+        {"debounce_ms": "1m", "key": None},
+        {"debounce_ms": "1m", "throttle_ms": "1m"},
+        {"debounce_ms": "1m", "delay_ms": 5},
+        {"max_wait_ms": "1m"},
+        {"id": "~1"},
+        {"cost": 0},
+        {"slack_ms": -1},
+    ]
+    for options in wrong:
+        assert offer(9, **options).status_code == 400, options
+    assert bodies.items() <= {f"b0{US}~1": 2, f"b1{US}~1": 3, f"t{US}~1": 5}.items()
+
+
 def test_a_schedule_has_a_key(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/schedules/daily"

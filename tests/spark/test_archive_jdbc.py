@@ -345,10 +345,13 @@ def test_each_prefix_has_one_writer_and_an_archive_of_its_own(
     store.do(*(f"DROP {text}" for text in views + tables))
 
 
-def test_an_archive_without_shard_column_continues(store: Store) -> None:
-    """As an earlier version wrote it."""
+def test_an_archive_of_an_earlier_version_continues(store: Store) -> None:
+    """Without a column for shards, and with ids too short for keys."""
     events = Stories("orders", seed=2).extend(10)
-    more = [one | {"shard": "0of2"} for one in Stories("orders", seed=5).extend(5)]
+    more = [
+        one | {"shard": "0of2", "id": one["id"] and f"{'k' * 256}\x1f{one['id']:x<256}"}
+        for one in Stories("orders", seed=5).extend(5)
+    ]
     first = store.writer()
     first.write(store.rows(events), 0)
     first.close()
@@ -363,7 +366,15 @@ def test_an_archive_without_shard_column_continues(store: Store) -> None:
             f"ALTER TABLE {table} {drop.format(table)}, ADD PRIMARY KEY ({columns})",
             f"ALTER TABLE {table} DROP COLUMN shard",
         )
-    store.do("UPDATE lisa_archive SET layout = 1")
+    change = "MODIFY id" if is_mariadb else "ALTER id TYPE"
+    store.do(
+        "DROP VIEW mykit_delay_queue_job",
+        "DROP VIEW mykit_delay_queue_job_log",
+        f"ALTER TABLE message_log {change} varchar(256)",
+        f"ALTER TABLE messages {change} varchar(256){' NOT NULL' if is_mariadb else ''}",
+        "CREATE VIEW mykit_delay_queue_job AS SELECT id FROM messages",
+        "UPDATE lisa_archive SET layout = 1",
+    )
     check_archive(store.opened(), events)
     again = store.writer()
     again.write(store.rows(more), 1)

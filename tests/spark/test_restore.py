@@ -28,7 +28,7 @@ from lisa.pipeline.jobs.archive import JournalRecord
 from lisa.pipeline.jobs.restore import PLAN_SCHEMA, Restoration, rebuild, restoring
 from lisa.pipeline.source.read_columns import arrow_schema
 from tests.servers import wait_until
-from tests.spark.jobs import KEYS, Jobs
+from tests.spark.jobs import KEYS, TOPIC, Jobs
 from tests.spark.worlds import World, counted, wait_past
 
 HOUR = timedelta(hours=1)
@@ -367,6 +367,38 @@ def test_restored_messages_follow_their_wall_times_again(jobs: Jobs, small: Worl
     assert jobs.scores(KEYS.local) == {"waits": at.due_ms}
     assert small.store.ask("ZSCORE", small.store.keys.scheduled, "orders")
     assert small.look(["rescheduled"])[0].waiting_due_ms == at.due_ms + 1
+
+
+def test_messages_with_keys_are_archived_found_restored_and_erased(jobs: Jobs) -> None:
+    world = jobs.world()
+    for key in ("k/1", "k/10"):
+        for own_id in ("a", "b"):
+            world.producer.send(TOPIC, key, key=key, id=own_id, delay=HOUR)
+    world.producer.cancel_key(TOPIC, "k/10")
+    world.producer.send(TOPIC, "x", key="k/1", id="dead")
+    world.promote()
+    (entry,) = world.take("lisa", 1)
+    world.fail("lisa", [entry], "discard")
+    jobs.archive()
+    archived = ("--archive", jobs.where, "--redis", jobs.url)
+    mine = {f"k/1\x1f{own_id}" for own_id in ("a", "b", "dead")}
+    for words in (("--no-live",), ()):
+        found = jobs.command("search", *archived, *words, "--key", "k/1", "--json")
+        rows = json.loads(found.stdout)["messages"]
+        assert {(one["id"], one["key"]) for one in rows} == {(one, "k/1") for one in mine}
+    assert "k/1 / dead" in jobs.command("search", *archived, "--key", "k/1", "--id", "dead").output
+    jobs.client.flushall()
+    assert jobs.command("restore", *archived, "--key", "k/1", code=2).output
+    one = jobs.command(
+        "restore", *archived, "--key", "k/1", "--id", "a", "--report", jobs.new_path()
+    )
+    assert re.search(r"restored +1 ", one.output), one.output
+    jobs.command("restore", *archived, "--report", jobs.new_path())
+    assert {found.id for found in jobs.producer.list_key(TOPIC, "k/1")} == mine
+    assert jobs.producer.count_key(TOPIC, "k/10") == 0
+    jobs.command("erase", *archived, "--offline", "--key", "k/1", "--id", "a")
+    left = jobs.command("search", *archived, "--no-live", "--key", "k/1", "--json")
+    assert {row["id"] for row in json.loads(left.stdout)["messages"]} == mine - {"k/1\x1fa"}
 
 
 def test_messages_past_their_ttl_are_restored_only_with_expire(jobs: Jobs) -> None:

@@ -140,6 +140,39 @@ def test_ids_ttls_headers_and_policies(jobs: Jobs) -> None:
         assert policies(jobs)[name] == RetryPolicy(expected)
 
 
+def test_a_column_may_have_keys(jobs: Jobs) -> None:
+    def rows(*pairs: tuple[str | None, str | None]) -> DataFrame:
+        made = jobs.spark.createDataFrame(list(pairs), "key string, id string")
+        return made.selectExpr("key", "id", "'x' AS body", f"{LATER} AS due")
+
+    given = rows(("k/1", "a"), ("k/1", "b"), (None, "a"), ("ключ *", "a"))
+    assert jobs.schedule(given).accepted == 4
+    assert set(jobs.scores()) == {"k/1\x1fa", "k/1\x1fb", "a", "ключ *\x1fa"}
+    listed = jobs.producer.list_key(TOPIC, "k/1")
+    assert [one.id for one in listed] == ["k/1\x1fa", "k/1\x1fb"]
+    # Without a key, an id may be one that Lisa returned.
+    whole = "if(key IS NULL, id, concat(key, char(31), id)) AS id"
+    again = jobs.schedule(given.selectExpr(whole, "body", "due"))
+    assert (again.accepted, again.duplicate) == (0, 4)
+    wrong = (("", "a"), ("k", "~1"), ("x" * 257, "a"), ("k", None), ("k", "a\x1fb"))
+    refused = jobs.schedule(rows(*wrong))
+    assert (refused.accepted, refused.refused) == (0, 5)
+    assert any("that of messages with debounce" in reason for reason in refused.reasons)
+
+
+def test_equal_rows_of_two_keys_are_different_messages(jobs: Jobs) -> None:
+    """Ids are derived from the key, too, and are independent of the tasks."""
+    rows = jobs.spark.range(0, 30, 1, 3).selectExpr(
+        "if(id % 3 = 2, null, id % 3) AS key", "'x' AS body", f"{LATER} AS due"
+    )
+    assert jobs.schedule(rows, job="j").accepted == 30
+    ids = set(jobs.scores())
+    assert [jobs.producer.count_key(TOPIC, key) for key in "01"] == [10, 10]
+    assert jobs.schedule(rows.repartition(2), job="j").duplicate == 30
+    save(jobs, rows.repartition(5), job="j")
+    assert set(jobs.scores()) == ids
+
+
 def test_a_column_may_name_the_topic(jobs: Jobs) -> None:
     topic = "CASE id WHEN 999 THEN 'no topic!' WHEN 998 THEN null ELSE concat('t', id % 2) END"
     columns = ("cast(id AS string) AS id", "'x' AS body", "60000 AS delay", f"{topic} AS topic")

@@ -74,6 +74,19 @@ def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(jobs: Jobs) ->
     assert (refusal["id"], refusal["row"]["_corrupt_record"]) == ("009", "due=soon")
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_an_option_names_the_column_of_keys(jobs: Jobs, *, is_json: bool) -> None:
+    content, name = "order,id,key\n7,a,x\n007,a,\n", "rows.csv"
+    if is_json:
+        rows = [{"order": "7", "id": "a", "key": "x"}, {"order": "007", "id": "a", "key": None}]
+        content, name = "\n".join(map(json.dumps, rows)), "rows.jsonl"
+    send(jobs, content, "--key", "order", "--delay", "1h", name=name)
+    assert set(jobs.scores()) == {"7\x1fa", "007\x1fa"}
+    assert jobs.message("7\x1fa").body == {"key": "x"}
+    refused = send(jobs, content, "--key", "id", "--id", "key", "--delay", "1h", name=name, code=1)
+    assert "id: value is null" in refused.output
+
+
 def test_spark_submit_runs_the_module_and_json_lines_are_numbered_by_the_job(
     processes: Processes, jobs: Jobs
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from lisa.cli.options import key_option, whole_id
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
@@ -20,6 +21,7 @@ from lisa.cli.pipeline.shared import (
 @archive_options()
 @topic_option
 @click.option("--id", "ids", multiple=True, required=True, help="A message id; may be repeated.")
+@key_option
 @click.option("--offline", is_flag=True, help="Erase only from the archive; do not use Redis.")
 @job_options
 def erase(
@@ -28,6 +30,7 @@ def erase(
     source: ArchiveSource,
     topics: tuple[str, ...],
     ids: tuple[str, ...],
+    key: str | None,
     offline: bool,
 ) -> None:
     """Delete messages and every trace of them from an archive and from the journal.
@@ -44,7 +47,7 @@ def erase(
         done = run_job(
             spark,
             str(source.where),
-            ids,
+            [whole_id(key, message_id) for message_id in ids],
             topics=topics or None,
             server=None if offline else server,
             properties=source.properties,

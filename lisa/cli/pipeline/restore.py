@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lisa.cli.options import key_option, whole_id
 from lisa.cli.output import print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @archive_options()
 @topic_option
 @id_option
+@key_option
 @click.option(
     "--expire", is_flag=True, help="Also restore messages past their ttl, without that ttl."
 )
@@ -51,6 +53,7 @@ def restore(
     source: ArchiveSource,
     topics: tuple[str, ...],
     ids: tuple[str, ...],
+    key: str | None,
     report: str | None,
     **choices: bool,
 ) -> None:
@@ -62,6 +65,8 @@ def restore(
 
     Exit code 1 if an archived message could not be restored.
     """
+    if key is not None and not ids:
+        raise click.UsageError("--key only works with --id")
     server = shared.server()
     to = report or f"restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"[:-3]
     with shared.session("restore", source) as spark:
@@ -73,7 +78,7 @@ def restore(
             server,
             to,
             topics=topics or None,
-            ids=ids or None,
+            ids=[whole_id(key, message_id) for message_id in ids] or None,
             reopen=lambda: source.open(spark),
             stage=shared.show_stage,
             **choices,

@@ -20,6 +20,7 @@ FORMATS = ("parquet", "csv", "json", "table")
 
 COLUMN_OPTIONS = (
     "id",
+    "key",
     "due",
     "delay",
     "at_local",
@@ -71,6 +72,7 @@ COLUMN_OPTIONS = (
     help="Format of text bodies.",
 )
 @click.option("--id", metavar="COL", help="Ids. Default: column id, if there is one.")
+@click.option("--key", metavar="COL", help="Keys, such as that of an order.")
 @click.option(
     "--due", metavar="COL", help="Timestamps, ISO text or epoch milliseconds. Default: column due."
 )

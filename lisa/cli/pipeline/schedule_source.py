@@ -69,7 +69,7 @@ _INFERRING = "locale timeZone nanValue positiveInf negativeInf samplingRatio pre
 
 TIMES = frozenset({"due", "delay", "at_local"})
 
-NAMED_ONLY = frozenset({"at_local", "tz", "window", "late"})
+NAMED_ONLY = frozenset({"key", "at_local", "tz", "window", "late"})
 """Parts of a message that a column becomes only if an option names it."""
 
 _LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")
@@ -507,7 +507,7 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
         raise _missing(part, wanted, names)
     column, kind = col(wanted), table.schema[wanted].dataType
     if isinstance(kind, DecimalType) and kind.scale == 0:  # such as Parquet's uint64
-        return column.try_cast("string" if part == "id" else "bigint")
+        return column.try_cast("string" if part in ("id", "key") else "bigint")
     if not is_text(table, wanted):
         return column
     column = given_text(column)

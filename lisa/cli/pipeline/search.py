@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import moment
+from lisa.cli.options import moment, whole_id
 from lisa.cli.output import body_fields, iso, print_json, print_table
 from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
@@ -21,7 +21,8 @@ from lisa.cli.pipeline.shared import (
 )
 from lisa.core.model.envelope import decode_body
 from lisa.core.model.errors import ConfigError, InvalidMessage
-from lisa.core.model.keys import check_topic
+from lisa.core.model.keys import check_topic, shown_id
+from lisa.core.model.sharding import key_of
 from lisa.pipeline.paths import absolute
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
 @click.option("--live/--no-live", default=True, show_default=True, help="Search the queue too.")
 @topic_option
 @id_option
+@click.option("--key", help="Only messages of this key; the ids are then those within the key.")
 @click.option("--state", "states", multiple=True, help="Only this state; may be repeated.")
 @click.option("--due-after", type=moment, metavar="ISO", help="Due at or after this time.")
 @click.option("--due-before", type=moment, metavar="ISO", help="Due before this time.")
@@ -109,6 +111,7 @@ def _query(
     *,
     topics: tuple[str, ...],
     ids: tuple[str, ...],
+    key: str | None,
     states: tuple[str, ...],
     due_after: datetime | None,
     due_before: datetime | None,
@@ -122,7 +125,8 @@ def _query(
         raise click.UsageError(f"no state {unknown[0]!r}; the states are {', '.join(STATES)}")
     return Query(
         topics=topics or None,
-        ids=ids or None,
+        ids=[whole_id(key, message_id) for message_id in ids] or None,
+        key=key,
         states=states or None,
         due_after=aware("--due-after", due_after),
         due_before=aware("--due-before", due_before),
@@ -157,7 +161,15 @@ def _show(rows: list[Row], *, is_more: bool, as_json: bool) -> None:
         print_table(
             ["topic", "id", "state", "due", "attempts ", "source", "body"],
             [
-                (row.topic, row.id, row.state, iso(row.due), row.attempts, row.source, _shown(row))
+                (
+                    row.topic,
+                    shown_id(row.id),
+                    row.state,
+                    iso(row.due),
+                    row.attempts,
+                    row.source,
+                    _shown(row),
+                )
                 for row in rows
             ],
         )
@@ -195,7 +207,8 @@ def _fields(row: Row) -> dict[str, Any]:
         decoded = body
     for group in found["groups"] or ():
         group["due"] = iso(group["due"])
-    return found | {name: iso(found[name]) for name in TIMES} | body_fields(decoded)
+    times = {name: iso(found[name]) for name in TIMES}
+    return found | {"key": key_of(found["id"])} | times | body_fields(decoded)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from lisa.cli.options import Chosen, common, read_text_file, together
 from lisa.cli.output import iso, print_table
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.extras import requires
+from lisa.core.model.keys import shown_id
 from lisa.core.model.sharding import shard_named
 
 if TYPE_CHECKING:
@@ -337,13 +338,17 @@ def print_messages(
 
     names: the row's value of each column; those ending in _ms are shown as times.
     """
-    cells = [
-        [iso(row[name]) if name.endswith("_ms") else row[name] for name in names] for row in rows
-    ]
+    cells = [[_cell(name, row[name]) for name in names] for row in rows]
     more = total - len(rows)
     if more:
         cells.append([f"and {more:,} more", *[""] * (len(names) - 1)])
     print_table(columns, cells, title)
+
+
+def _cell(name: str, value: Any) -> object:
+    if name == "id":
+        return shown_id(value)
+    return iso(value) if name.endswith("_ms") else value
 
 
 def print_windows(columns: Sequence[str], windows: Sequence[Window], title: str = "") -> None:

@@ -168,6 +168,9 @@ class JdbcWriter:
                 connection.run("tables")
                 if not connection.has_shards():
                     connection.run("shards")
+                if not connection.has_long_ids():
+                    connection.run("ids")
+                connection.run("views")
                 connection.run("clear")
             except BaseException:
                 connection.close()

@@ -84,7 +84,7 @@ def schedule(
 
     Columns: `body`; `due` (timestamp, or bigint of epoch milliseconds), `delay` (day-time interval,
     bigint of milliseconds, or text as in "1h30m") or `at_local` (text as in "2026-12-24T09:00", or
-    timestamp_ntz) with `tz`, else due now; optionally `id`, `ttl` (as `delay`), `headers`
+    timestamp_ntz) with `tz`, else due now; optionally `id`, `key`, `ttl` (as `delay`), `headers`
     (map<string,string>), `retry` (text as in "0,0,2m", or an array of delays), `late` (text as in
     "skip after 10m"), `window` (text as in "mon-fri 9-17"), `topic`, `kind` ("j" if the text of
     the body is JSON, "s", "b").

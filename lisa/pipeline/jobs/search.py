@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.keys import keyed_id
 from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.source.read_columns import READ_SCHEMA
 
@@ -97,11 +98,12 @@ class Query:
     """Conditions of a search; a message must meet every one. None means no condition.
 
     due_after, due_before: aware datetimes; `due_after` is inclusive, `due_before` exclusive.
-    where: SQL condition on COLUMNS.
+    key: only messages of this key. where: SQL condition on COLUMNS.
     """
 
     topics: Sequence[str] | None = None
     ids: Sequence[str] | None = None
+    key: str | None = None
     states: Sequence[str] | None = None
     due_after: datetime | None = None
     due_before: datetime | None = None
@@ -166,6 +168,8 @@ def _matching_body(rows: DataFrame, query: Query) -> DataFrame:
 
 def _conditions(query: Query) -> list[Column]:
     found = []
+    if query.key is not None:
+        found.append(sf.col("id").startswith(keyed_id(query.key, "")))
     if query.states is not None:
         found.append(sf.col("state").isin(list(query.states)))
     if query.due_after is not None:

@@ -87,6 +87,7 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     "tz": (_one_of(spark.StringType), "string, the name of a time zone"),
     "window": (_one_of(spark.StringType), "string as in 'mon-fri 9-17'"),
     "id": (_one_of(spark.StringType, *_INTEGERS), "string or bigint"),
+    "key": (_one_of(spark.StringType, *_INTEGERS), "string or bigint"),
     "ttl": (_is_duration, _DURATION),
     "headers": (_is_headers, "map<string,string>"),
     "retry": (

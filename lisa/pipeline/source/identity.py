@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import repeat
 
+from lisa.core.model.keys import keyed_id, own_id_of
+from lisa.core.model.sharding import KEY_END
 from lisa.pipeline.source.rows import MessageColumns
 
 DIGEST_BYTES = 12
@@ -27,8 +29,8 @@ def id_of(digest: bytes, ordinal: int) -> str:
 
 
 def digest_of(message_id: str) -> bytes:
-    """The digest in an id that `id_of` made."""
-    return bytes.fromhex(message_id[: 2 * DIGEST_BYTES])
+    """The digest in an id that `id_of` made, perhaps after a key."""
+    return bytes.fromhex(own_id_of(message_id)[: 2 * DIGEST_BYTES])
 
 
 class Identity:
@@ -40,8 +42,11 @@ class Identity:
         self._again: Counter[bytes] = Counter()
 
     def ids(self, rows: MessageColumns) -> list[str]:
-        """One id per row, in order."""
-        digests = self._digests(rows)
+        """One id per row, in order; that of a row with a key includes it."""
+        made = self._own_ids(self._digests(rows))
+        return list(map(keyed_id, rows.keys, made)) if rows.keys else made
+
+    def _own_ids(self, digests: Sequence[bytes]) -> list[str]:
         seen, again = self._seen, self._again
         fresh = set(digests)
         if len(fresh) == len(digests) and seen.isdisjoint(fresh):
@@ -63,14 +68,18 @@ class Identity:
             rows.ttls_ms,
             rows.policies,
             rows.topics or repeat(""),
+            rows.keys or repeat(None),
             rows.tails,
             strict=False,
         )
         start = self._seeded.copy
         digests = []
-        for due, ttl_ms, policy, topic, tail in columns:
+        for due, ttl_ms, policy, topic, key, tail in columns:
             digesting = start()
-            digesting.update(b"%b%b" % (f"{due}\n{ttl_ms}\n{policy}\n{topic}\n".encode(), tail))
+            about = f"{due}\n{ttl_ms}\n{policy}\n{topic}\n"
+            if key is not None:
+                about += f"{key}{KEY_END}"
+            digesting.update(b"%b%b" % (about.encode(), tail))
             digests.append(digesting.digest())
         return digests
 

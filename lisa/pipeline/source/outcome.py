@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from lisa.core.model.errors import LisaError
+from lisa.core.model.keys import shown_id
 from lisa.pipeline.source import files
 from lisa.pipeline.source.columns import CORRUPT
 
@@ -53,6 +54,7 @@ class DuplicateRow:
     tail: bytes
     ttl_ms: int | None
     policy: str | None
+    key: str | None = None
 
 
 @dataclass(slots=True)
@@ -153,7 +155,7 @@ class Refused:
         """Add one row of an Arrow batch; batch is None if the row itself is not available."""
         self._result.counts(topic).refused += 1
         if len(self._result.reasons) < REASONS:
-            named = f"{topic} {message_id}".strip() if message_id else topic
+            named = f"{topic} {shown_id(message_id)}".strip() if message_id else topic
             self._result.reasons.append(f"{named}: {reason}" if named else reason)
         if self._path is None:
             return

@@ -28,7 +28,16 @@ from lisa.core.model.clock import (
 )
 from lisa.core.model.envelope import encode_headers, encode_tail
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.keys import MAX_ID_BYTES, WINDOW_HEADER, check_id, check_topic
+from lisa.core.model.keys import (
+    COALESCED_IDS,
+    MAX_ID_BYTES,
+    WINDOW_HEADER,
+    check_id,
+    check_key,
+    check_own_id,
+    check_topic,
+    keyed_id,
+)
 from lisa.core.model.late import message_policy, own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.placing import check_window, clock_ms, place
@@ -68,12 +77,12 @@ class _Conversion:
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """Messages as columns; `ids` and `topics` are empty if the table lacks the column.
+    """Messages as columns; `ids`, `topics` and `keys` are empty if the table lacks the column.
 
-    numbers: their row numbers in the Arrow batch. dues: in the form that Lua scripts parse. tails:
-    envelopes without their heads. asked: the due times as the table gives them, before windows
-    moved them; ids are derived from these. refused: row number -> why the row is not a valid
-    message.
+    numbers: their row numbers in the Arrow batch. ids: those with a key include it. dues: in the
+    form that Lua scripts parse. tails: envelopes without their heads. asked: the due times as the
+    table gives them, before windows moved them; ids are derived from these. refused: row number ->
+    why the row is not a valid message.
     """
 
     numbers: Sequence[int]
@@ -84,6 +93,7 @@ class MessageColumns:
     policies: Sequence[str | None]
     topics: Sequence[str] = ()
     asked: Sequence[str] = ()
+    keys: Sequence[str | None] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
 
     def good(self) -> MessageColumns:
@@ -134,13 +144,11 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         headers = each("headers", _row_headers, b"0000", given)
     kinds = columns["kind"].to_pylist() if "kind" in columns else ()
     tails = _tails(columns["body"], headers, kinds, conversion, json_text=json_text)
-    ids: Sequence[str] = ()
+    keys: Sequence[str | None] = ()
+    if "key" in columns:
+        keys = each("key", _key, None, columns["key"].cast(pa.string()).to_pylist())
+    ids = _ids(columns["id"].cast(pa.string()), keys, conversion) if "id" in columns else ()
     topics: Sequence[str] = ()
-    if "id" in columns:
-        texts = columns["id"].cast(pa.string())
-        ids = texts.to_pylist()
-        if not _are_ids(texts):
-            ids = each("id", _id, "", ids)
     if "topic" in columns:
         topics = each("topic", _topic, "", columns["topic"].to_pylist())
     return MessageColumns(
@@ -152,8 +160,25 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         policies=policies,
         topics=topics,
         asked=asked,
+        keys=keys,
         refused=conversion.refused,
     )
+
+
+def _ids(texts: pa.Array, keys: Sequence[str | None], conversion: _Conversion) -> Sequence[str]:
+    """The ids of messages. Without a key, that of a row may be one that Lisa returned."""
+    ids: list[str | None] = texts.to_pylist()
+    if keys:
+        return conversion.each("id", lambda pair: _keyed_id(*pair), "", zip(keys, ids, strict=True))
+    return ids if _are_ids(texts) else conversion.each("id", _id, "", ids)  # type: ignore[return-value]  # no null is an id
+
+
+def _keyed_id(key: str | None, own_id: str | None) -> str:
+    if key is None:
+        return _id(own_id)
+    if own_id in COALESCED_IDS:
+        raise InvalidMessage(f"id {own_id!r} is that of messages with debounce or the like")
+    return keyed_id(key, check_own_id(_not_null(own_id)))
 
 
 def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> list[str]:
@@ -284,8 +309,12 @@ def _late(text: str | None) -> str | None:
     return own_late(text)
 
 
-def _id(value: str | int | None) -> str:
-    return check_id(str(_not_null(value)))
+def _id(value: str | None) -> str:
+    return check_id(_not_null(value))
+
+
+def _key(value: str | None) -> str | None:
+    return None if value is None else check_key(value)
 
 
 def _topic(value: str | None) -> str:

@@ -20,8 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.core.model.keys import check_topic
+from lisa.core.model.keys import check_topic, keyed_id
 from lisa.core.model.options import PRODUCER_RETRY_TIME
+from lisa.core.model.sharding import key_of
 from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.enqueue import OnDuplicate, Sent
 from lisa.core.transitions.inspect import Inspect
@@ -276,6 +277,7 @@ class Task:
                 part.tails[index],
                 part.ttls_ms[index],
                 part.policies[index],
+                key_of(part.ids[index]),
             )
 
 
@@ -349,7 +351,7 @@ def _send(
     whole: TaskResult,
 ) -> None:
     rows = [
-        (id_of(digest, ordinal), row.due, row.tail, row.ttl_ms, row.policy)
+        (keyed_id(row.key, id_of(digest, ordinal)), row.due, row.tail, row.ttl_ms, row.policy)
         for digest, row in duplicates.items()
         if row.topic == topic and digest in missing
         for ordinal in range(missing[digest][0] + 1, missing[digest][1] + 1)

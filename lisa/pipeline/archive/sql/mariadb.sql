@@ -6,7 +6,7 @@
 CREATE TABLE IF NOT EXISTS {p}message_log (
   topic varchar(128) NOT NULL,
   "group" varchar(128),
-  id varchar(256),
+  id varchar(513),
   state varchar(16) NOT NULL,
   "at" bigint NOT NULL,
   attempt integer NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS {p}message_log (
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 CREATE TABLE IF NOT EXISTS {p}messages (
   topic varchar(128) NOT NULL,
-  id varchar(256) NOT NULL,
+  id varchar(513) NOT NULL,
   token varchar(16) NOT NULL,
   state varchar(16) NOT NULL,
   settled boolean NOT NULL,
@@ -82,13 +82,15 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   shard varchar(16) NOT NULL DEFAULT '',
   PRIMARY KEY (topic, shard, after_id, "at")
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
+
+-- name: views
 CREATE OR REPLACE VIEW {p}mykit_delay_queue_job AS
 SELECT id, bizkey, topic, subtopic,
   greatest(due - sent_at, 0) AS delay,
   coalesce(sent_at, updated_at) AS create_time,
   CASE WHEN readable THEN convert(body USING utf8mb4) ELSE to_base64(body) END AS body,
   CASE WHEN state = 'waiting' THEN 1
-       WHEN state IN ('ready', 'in_flight', 'retry') THEN 2
+       WHEN state IN ('parked', 'ready', 'in_flight', 'retry') THEN 2
        WHEN state = 'acked' THEN 3
        ELSE 4 END AS status,
   coalesce(expires - due, 0) AS ttl,
@@ -106,7 +108,8 @@ CREATE OR REPLACE VIEW {p}mykit_delay_queue_job_log AS
 SELECT id,
   CASE WHEN state IN ('sent', 'replaced') THEN 0
        WHEN state IN ('rescheduled', 'mended') THEN 1
-       WHEN state IN ('ready', 'in_flight', 'extended', 'retry', 'deferred', 'requeued') THEN 2
+       WHEN state IN ('parked', 'ready', 'in_flight', 'extended', 'retry', 'deferred', 'requeued')
+         THEN 2
        WHEN state = 'acked' THEN 3
        WHEN state = 'restored' THEN 5
        ELSE 4 END AS status,
@@ -130,6 +133,15 @@ ALTER TABLE {p}message_log
 -- name: has_shards
 SELECT count(*) FROM information_schema.columns
 WHERE table_schema = database() AND table_name = '{p}message_log' AND column_name = 'shard'
+
+-- name: ids
+ALTER TABLE {p}message_log MODIFY id varchar(513);
+ALTER TABLE {p}messages MODIFY id varchar(513) NOT NULL;
+
+-- name: has_ids
+SELECT count(*) FROM information_schema.columns
+WHERE table_schema = database() AND table_name = '{p}messages' AND column_name = 'id'
+  AND character_maximum_length >= 513
 
 -- name: stage_events
 CREATE OR REPLACE TABLE {p}lisa_staged_events AS SELECT {log} FROM {p}message_log LIMIT 0;

@@ -4,7 +4,7 @@
 CREATE TABLE IF NOT EXISTS {p}message_log (
   topic varchar(128) COLLATE "C" NOT NULL,
   "group" varchar(128) COLLATE "C",
-  id varchar(256) COLLATE "C",
+  id varchar(513) COLLATE "C",
   state varchar(16) NOT NULL,
   "at" bigint NOT NULL,
   attempt integer NOT NULL,
@@ -28,7 +28,7 @@ CREATE INDEX IF NOT EXISTS {p}message_log_id ON {p}message_log (topic, id);
 CREATE INDEX IF NOT EXISTS {p}message_log_day ON {p}message_log (day);
 CREATE TABLE IF NOT EXISTS {p}messages (
   topic varchar(128) COLLATE "C" NOT NULL,
-  id varchar(256) COLLATE "C" NOT NULL,
+  id varchar(513) COLLATE "C" NOT NULL,
   token varchar(16) COLLATE "C" NOT NULL,
   state varchar(16) NOT NULL,
   settled boolean NOT NULL,
@@ -80,13 +80,15 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive_gaps (
   shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
   PRIMARY KEY (topic, shard, after_id, "at")
 );
+
+-- name: views
 CREATE OR REPLACE VIEW {p}mykit_delay_queue_job AS
 SELECT id, bizkey, topic, subtopic,
   greatest(due - sent_at, 0) AS delay,
   coalesce(sent_at, updated_at) AS create_time,
   CASE WHEN readable THEN convert_from(body, 'UTF8') ELSE encode(body, 'base64') END AS body,
   CASE WHEN state = 'waiting' THEN 1
-       WHEN state IN ('ready', 'in_flight', 'retry') THEN 2
+       WHEN state IN ('parked', 'ready', 'in_flight', 'retry') THEN 2
        WHEN state = 'acked' THEN 3
        ELSE 4 END AS status,
   coalesce(expires - due, 0) AS ttl,
@@ -102,7 +104,8 @@ CREATE OR REPLACE VIEW {p}mykit_delay_queue_job_log AS
 SELECT id,
   CASE WHEN state IN ('sent', 'replaced') THEN 0
        WHEN state IN ('rescheduled', 'mended') THEN 1
-       WHEN state IN ('ready', 'in_flight', 'extended', 'retry', 'deferred', 'requeued') THEN 2
+       WHEN state IN ('parked', 'ready', 'in_flight', 'extended', 'retry', 'deferred', 'requeued')
+         THEN 2
        WHEN state = 'acked' THEN 3
        WHEN state = 'restored' THEN 5
        ELSE 4 END AS status,
@@ -128,6 +131,16 @@ ALTER TABLE {p}message_log
 -- name: has_shards
 SELECT count(*) FROM pg_catalog.pg_attribute
 WHERE attrelid = to_regclass('{p}message_log') AND attname = 'shard'
+
+-- name: ids
+DROP VIEW IF EXISTS {p}mykit_delay_queue_job;
+DROP VIEW IF EXISTS {p}mykit_delay_queue_job_log;
+ALTER TABLE {p}message_log ALTER id TYPE varchar(513);
+ALTER TABLE {p}messages ALTER id TYPE varchar(513);
+
+-- name: has_ids
+SELECT count(*) FROM pg_catalog.pg_attribute
+WHERE attrelid = to_regclass('{p}messages') AND attname = 'id' AND atttypmod > 513
 
 -- name: stage_events
 DROP TABLE IF EXISTS {p}lisa_staged_events;
