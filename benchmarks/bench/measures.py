@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +24,10 @@ from benchmarks.bench.work import (
     lisa_at_work,
     paced,
     prepared,
+    store_on,
 )
 from lisa import AsyncProducer, Producer
+from lisa.admin.topics import set_options
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 
@@ -48,6 +50,8 @@ TASKS = 100
 DRAIN = "drain"
 BODIES = "bodies"
 LARGE_BODY = 10_000
+LANES = "lanes"
+MANY_LANES = 10_000
 LIGHT_LOAD = "light_load"
 LATENESS = "lateness"
 STEADY_RATE = 1_000.0
@@ -320,6 +324,32 @@ def measure_bodies(run: Run) -> None:
         run.results.add(BODIES, "lisa", "redis per kB", per_kilobyte, "us")
 
 
+def measure_lanes(run: Run) -> None:
+    """Figures: drains of messages with 10,000 keys, without lanes and with a slot for each key.
+
+    And the server's CPU time per message of a key with few and with many parked messages.
+    """
+    count = run.sizes.drain
+    for _ in run.repeats("lanes"):
+        plain = _drain_keyed(count, MANY_LANES)
+        limited = _drain_keyed(count, MANY_LANES, key_concurrency=1)
+        add_drained(run, LANES, "no lanes", plain)
+        add_drained(run, LANES, "lisa", limited)
+        run.results.add(LANES, "lisa", "share of the rate", limited.rate / plain.rate, "")
+        few = _drain_keyed(max(20, count // 100), 1, fair=True).redis_us
+        many = _drain_keyed(count, 1, fair=True).redis_us
+        run.results.add(LANES, "lisa", "redis, one key, many by few", many / few, "")
+
+
+def _drain_keyed(count: int, keys: int, **options: object) -> Drained:
+    with fresh_server() as server, lisa_at_work(server) as work:
+        work.keys = keys
+        if options:
+            with closing(store_on(server)) as store:
+                store.drive(set_options(store, TOPIC, options))
+        return drain(work, count, 3 * head_s(count))
+
+
 def measure_light_load(run: Run) -> None:
     """Figures: CPU time per message of Redis and of the workers, and lateness, by rate.
 
@@ -424,6 +454,7 @@ MEASURES = {
     CONCURRENT_SEND: measure_concurrent_send,
     DRAIN: measure_drain,
     BODIES: measure_bodies,
+    LANES: measure_lanes,
     LIGHT_LOAD: measure_light_load,
     LATENESS: measure_lateness,
     MEMORY: measure_memory,

@@ -6,7 +6,7 @@ import subprocess
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -273,7 +273,7 @@ class LisaAtWork(WorkProcesses):
     """A producer in this process, and manager and consumer processes. See `work.AtWork`.
 
     topics: the topics that consumers read; `send` sends to the first, `send_paced` to all in turn.
-    body: what `send` sends.
+    body: what `send` sends. keys: with how many different keys; 0 for none.
     """
 
     slowest = 1_000.0
@@ -284,13 +284,18 @@ class LisaAtWork(WorkProcesses):
         super().__init__(server, stack, topics)
         self.topics = topics
         self.body = BODY
+        self.keys = 0
         self.producer = stack.enter_context(prepared(server, (*topics, *idle)))
         self._groups = [Keys().topic(topic).group(GROUP) for topic in topics]
 
     def send(self, count: int, due_ms: int) -> float:
         """See `work.AtWork`."""
         began = time.perf_counter()
-        self.producer.send_many(self.topics[0], repeat(self.body, count), at_ms=due_ms)
+        bodies: Iterable[object] = repeat(self.body, count)
+        if self.keys:
+            keys = (f"key-{number % self.keys}" for number in range(count))
+            bodies = (Outgoing(self.body, key=key) for key in keys)
+        self.producer.send_many(self.topics[0], bodies, at_ms=due_ms)
         return time.perf_counter() - began
 
     def send_paced(self, count: int, start_ms: int, rate: float) -> float:
