@@ -186,6 +186,7 @@ local function serve(run, turn)
   if verdict == 'pass' then return pass(run, turn, cost, due, own) end
   if is_for_all then
     run.stops = verdict
+    call('ZADD', run.group.closed, math.ceil(verdict / 1000), US) -- for managers that only read
     return turn.score
   end
   if verdict == 'empty' and fair then
