@@ -179,6 +179,10 @@ def _traceback(verdict: Verdict) -> str:
     return "" if verdict.error is None else traceback_of(verdict.error)
 
 
+def _wait_for_lanes(subscriptions: Iterable[Subscription | None]) -> bool:
+    return any(sub.waits_for_lanes for sub in subscriptions if sub is not None)
+
+
 FLUSH_AFTER_S = 0.005
 """How long a finished delivery waits for others to share a call."""
 
@@ -345,12 +349,12 @@ class Settler:
             if not self._was_busy:  # else more is likely to end within 5 ms
                 self._thread.rest()
                 found.add(self._requested.get(timeout=self._next_try_s() if self._pauses else None))
-            if not any(sub.waits_for_lanes for sub in found if sub):
+            if not _wait_for_lanes(found):
                 time.sleep(FLUSH_AFTER_S)
             while True:
                 found.add(self._requested.get_nowait())
         self._thread.begin()
-        self._was_busy = bool(found)
+        self._was_busy = bool(found) and not _wait_for_lanes(found)
         requested = {sub for sub in found if sub is not None}
         for sub in requested:  # before the flush, so that what ends later is requested again
             sub.outcomes.is_requested = False
