@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from lisa import Consumer
+from lisa.core.model.lanes import KeyLimits
 from tests.browser.conftest import Site, Tab, Visitor
 from tests.gateways import Gateway, new_topic
 from tests.servers import wait_until
@@ -40,12 +41,17 @@ def topic(site: Site) -> str:
 
 
 def test_a_key_shows_its_messages_and_events(site: Site, visitor: Visitor, topic: str) -> None:
-    page = visitor.page(key_page(topic, "k"))
+    path = key_page(topic, "k")
+    page = visitor.page(path)
     live, _, events = page.partition("Recent events")
     for message_id, state in (("again", "retry"), ("later", "waiting"), ("dead", "garbage")):
         assert f'href="/topics/{topic}/messages/k%1F{message_id}"' in live
         assert f'class="state {state}">' in live
     assert "why dead" in live
+    assert "Limits" not in live
+    given = KeyLimits.parse("2/s", 4).encode()
+    site.raw.hset(f"lisa:{{{topic}}}:limits", f"lisa{US}k", given)
+    assert "<dt>Limits in lisa</dt><dd>rate 2/s, concurrency 4</dd>" in visitor.page(path)
     assert "<dt>Live messages</dt><dd>4</dd>" in live
     assert "other" not in page
     # The newest event first, and each with its message.

@@ -227,6 +227,7 @@ DEFINITIONS: list[tuple[object, dict[str, Any]]] = [
     (None, {"every": "1d", "catch_up": "all(max=3)", "max_late": "61m", "retry": ""}),
     (1, {"every": "1h", "late": "collapse after 1d2h3s"}),
     (1, {"every": "1h", "late": "run"}),
+    (1, {"every": "1h", "key": " order/42 "}),
 ]
 
 

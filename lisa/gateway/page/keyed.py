@@ -11,6 +11,7 @@ from starlette.responses import Response
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.journal import Journal
+from lisa.admin.limits import limits_of
 from lisa.admin.story import StoryEvent
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
@@ -43,9 +44,11 @@ class _Recent(NamedTuple):
 
 async def show(visit: PageRequest) -> Response:
     """The page of a key."""
-    topic = (await require_topic(visit)).topic
+    line = await require_topic(visit)
+    topic = line.topic
     key = check_key(visit.request.path_params.get("key") or visit.query.get("key", ""))
     cursor = decode_cursor(visit.query.get("cursor"))
+    groups = tuple(group.name for group in line.counts.groups)
     page = await visit.ask(LOOK_S, _page, topic, key, cursor)
     snapshot = await visit.snapshots.current()
     # With further pages, the counts would be those of this page only.
@@ -58,6 +61,7 @@ async def show(visit: PageRequest) -> Response:
         messages=page.messages,
         total=page.total,
         states=[(state, numbers[state]) for state in State if numbers[state]],
+        limits=await visit.ask(LOOK_S, _limits, topic, key, groups),
         several=any(len(message.groups) > 1 for message in page.messages),
         cursor=encode_cursor(page.cursor),
         recent=await _recent(visit, topic, key),
@@ -67,6 +71,19 @@ async def show(visit: PageRequest) -> Response:
 
 def _page(store: Store, topic: str, key: str, cursor: str | None) -> Flow[KeyPage]:
     return KeyFlows(store, topic, key, store.run).page(cursor, PER_PAGE)
+
+
+def _limits(
+    store: Store, topic: str, key: str, groups: Sequence[str]
+) -> Flow[list[tuple[str | None, str]]]:
+    """The limits that the key has in place of its topic's: for all groups, and for single ones."""
+    found: list[tuple[str | None, str]] = []
+    for group in (None, *groups):
+        given = yield from limits_of(store, topic, key, group)
+        parts = {"rate": given.rate, "concurrency": given.concurrency, "weight": given.weight}
+        if text := ", ".join(f"{name} {value}" for name, value in parts.items() if value):
+            found.append((group, text))
+    return found
 
 
 async def _recent(visit: PageRequest, topic: str, key: str) -> _Recent:

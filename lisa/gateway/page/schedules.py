@@ -214,6 +214,7 @@ def fields_of(defined: ScheduleDefinition) -> dict[str, str]:
         "ttl": exact_duration(defined.ttl_ms),
         "retry": "" if retry is None else str(RetryPolicy.decode(retry)) or NO_RETRIES,
         "late": late_text(defined.late) or "",
+        "message_key": defined.key or "",
         **_body_fields(defined.kind, defined.body),
     }
 
@@ -245,6 +246,7 @@ def options_of(fields: Mapping[str, str], stored: ScheduleDefinition | None) -> 
         "overlap": fields.get("overlap") or Overlap.ALLOW,
         "template": fields.get("template") == "yes",
         "headers": _headers(fields.get("headers", "")),
+        "key": fields.get("message_key") or None,
         "retry": {"": None, NO_RETRIES: ""}.get(retry, retry),
         "body": _body(fields, stored),
     }
