@@ -144,13 +144,19 @@ class _Settling(PulledMessage):
         """Make the message a dead letter; returns `dead`, or `stale` if it is no longer held."""
         return (yield from self._fail(reason or "the puller discarded it", "discard"))
 
-    def defer(self, *, delay: timedelta | str, reason: str = "") -> Flow[str]:
+    def defer(
+        self, *, delay: timedelta | str, reason: str = "", rests_lane: bool = False
+    ) -> Flow[str]:
         """Deliver again after `delay`, without counting an attempt; returns `deferred` or `stale`.
 
         For messages that cannot be handled now. Only a ttl ends one that is always deferred.
+
+        rests_lane: no other message with the same key is delivered to the group meanwhile; see
+            `Limited`.
         """
         reason = reason or "the puller deferred it"
-        deferral = Deferral(*self._settlement[:2], checked_delay_ms(delay), reason)
+        delay_ms, receipt = checked_delay_ms(delay), self._settlement[:2]
+        deferral = Deferral(*receipt, delay_ms, reason, rests_lane=rests_lane)
         postponed = yield from self._ask(Postpone(self.topic, self.group, [deferral]))
         return postponed.outcome
 

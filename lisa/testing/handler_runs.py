@@ -228,7 +228,8 @@ class HandlerRuns:
         delay = timedelta(milliseconds=pause) if isinstance(pause, int) else None
         with self._just_before():
             if verdict.is_deferral and delay is not None:
-                return delivery.defer(delay=delay, reason=verdict.reason)
+                rests_lane = verdict.rests_lane
+                return delivery.defer(delay=delay, reason=verdict.reason, rests_lane=rests_lane)
             return delivery.retry(delay=delay, reason=verdict.reason)
 
 

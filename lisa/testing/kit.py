@@ -48,7 +48,7 @@ BEYOND_END = "the clock cannot go beyond the year 9999"
 T = TypeVar("T")
 NOTHING = timedelta(0)
 A_YEAR = timedelta(days=366)
-LIVE = (LiveState.WAITING, LiveState.RETRY, LiveState.READY, LiveState.IN_FLIGHT)
+LIVE = [state for state in LiveState if state is not LiveState.GARBAGE]
 
 
 class _Kit:
@@ -264,6 +264,8 @@ class _Kit:
             if self._manager.step(due):
                 continue
             if not due.ready or is_stuck:
+                if due.promote:  # the gate of lanes has found when it opens
+                    due = self._manager.look(self._shards(), self._runs.wanted())
                 return due.next_ms
             before = handled
             for (topic, group), count in due.ready.items():

@@ -201,6 +201,7 @@ class ManagerSteps:
         for name, group_keys in zip(groups, own, strict=True):
             commands += _around(group_keys.leases, now_ms)
             commands += [
+                ("EXISTS", keys.lanes(name).turns),
                 ("XLEN", group_keys.ready),
                 ("XPENDING", group_keys.ready, name, "-", "+", MOST_HELD),
             ]
@@ -221,7 +222,8 @@ class ManagerSteps:
         due.note(due.promote, shard, [] if options.paused else dues)
         for name in groups:
             ends = [at + 1 for at in _instants(replies)]  # the reclaimer looks a millisecond later
-            length, held = next(replies), next(replies)
+            has_turns, length, held = next(replies), next(replies), next(replies)
+            due.note(due.promote, shard, [due.now_ms] if has_turns and not options.paused else [])
             ends += [due.now_ms + ack_ms - int(entry[2]) for entry in held]
             due.note(due.reclaim, shard, ends)
             if length > len(held) and not options.paused:

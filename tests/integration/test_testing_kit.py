@@ -24,6 +24,7 @@ from lisa import (
     Consumer,
     Defer,
     Discard,
+    Limited,
     Message,
     Producer,
     Retry,
@@ -506,6 +507,29 @@ def test_a_send_during_the_handling_of_a_burst_starts_the_next(kit: LisaTestKit)
     kit.advance(hours=1)
     assert [message.body for message in kit.handled()] == ["first", "second"]
     assert [message.id for message in kit.handled()] == [one.id for one in kit.sent()]
+
+
+def test_lanes_open_at_the_tests_time(kit: LisaTestKit) -> None:
+    """A rate of the group, a lane that rests, and one whose first message has died."""
+    consumer = Consumer()
+
+    @consumer.on("orders")
+    def handle(message: Message) -> None:
+        if message.body == "limit":
+            raise Limited(retry_after="2m")
+        if message.body == "die":
+            raise Discard
+
+    kit.attach(consumer)
+    kit.configure("orders", rate="6/m", order="continue")
+    for key, body in (("a", "limit"), ("a", "next"), ("b", "die"), ("b", "follows")):
+        kit.producer.send("orders", body, key=key)
+    kit.advance()
+    assert {message.state for message in kit.waiting("orders")} == {"parked"}
+    kit.advance(minutes=1)
+    assert [one.outcome for one in kit.attempts("orders")].count("deferred") == 1
+    assert [message.body for message in kit.handled("orders")] == ["follows"]
+    assert len(kit.garbage("orders")) == 1
 
 
 def test_windows_and_business_days_count_from_the_tests_clock(kit: LisaTestKit) -> None:

@@ -89,6 +89,12 @@ def test_a_rate_says_when_it_opens(bench: Bench) -> None:
     assert topic.why("k/2") == "The rate of key k, 2/m, lets the next through at <instant>."
 
 
+def test_a_rate_of_the_group_says_when_it_opens(bench: Bench) -> None:
+    topic = Topic(bench, rate="2/m")
+    topic.send("k/1", "l/1")
+    assert topic.why("l/1") == "The rate of group lisa, 2/m, lets the next through at <instant>."
+
+
 def test_a_resting_lane(bench: Bench) -> None:
     topic = Topic(bench)
     topic.send("k/1")
