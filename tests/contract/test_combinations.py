@@ -206,6 +206,16 @@ def test_slack_counts_within_a_key(lanes: Lanes) -> None:
     assert lanes.ready() == ["k/urgent"]
 
 
+def test_a_retry_has_the_slack_of_its_message(lanes: Lanes) -> None:
+    lanes.set(concurrency=1)
+    lanes.send("a/1", policy="*;;,60000")
+    lanes.promote()
+    lanes.fail("a/1", 0)
+    lanes.send("b/1")
+    lanes.promote()
+    assert (lanes.ready(), lanes.parked()) == (["b/1"], ["a/1"])
+
+
 @pytest.mark.parametrize(("newest", "first"), [("oldest", "k/1"), ("newest", "k/3")])
 def test_a_ramp_parks_at_its_rate_and_in_its_order(lanes: Lanes, newest: str, first: str) -> None:
     ordered(lanes)
@@ -349,6 +359,16 @@ def test_late_policies_and_ramps_ignore_what_is_parked(lanes: Lanes) -> None:
     assert lanes.ready() == ["k/2"]
     backlog(lanes, "k/3", seconds=25)
     assert lanes.promote().expired == [whole("k/3")]
+
+
+def test_an_updated_message_may_be_too_late(lanes: Lanes) -> None:
+    """It waits again, as before its first promotion."""
+    backlog(lanes, "k/1")
+    lanes.promote()
+    lanes.set(late="1000,skip")
+    again = item(whole("k/1"), "+0", sender="B")
+    assert lanes.bench.send(again, on_duplicate=OnDuplicate.UPDATE) == [Sent.UPDATED]
+    assert lanes.promote().expired == [whole("k/1")]
 
 
 def test_a_parked_message_expires(lanes: Lanes) -> None:

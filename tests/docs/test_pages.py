@@ -19,7 +19,10 @@ from tests.servers import connect, no_clock
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted([*(ROOT / "clients").glob("*/README.md"), *(ROOT / "docs").rglob("*.md")])
-WITH_TESTS = [ROOT / "docs" / "how-to" / name for name in ("testing.md", "debounce.md")]
+WITH_TESTS = [
+    ROOT / "docs" / "how-to" / name
+    for name in ("testing.md", "debounce.md", "limits.md", "order.md", "fairness.md", "urgency.md")
+]
 """The first program of each is tested by the others."""
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -115,6 +118,21 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith(("http://", "https://")):
                 assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_pair_of_features_is_among_the_combinations() -> None:
+    intro, *sections = (ROOT / "docs/reference/combinations.md").read_text().split("\n## ")
+    names = [" ".join(name.split()) for name in re.findall(r"\[([^]]+)\]\(#", intro)]
+    names.append("capacity")
+    assert len(names) == 20
+    for section, name, after in zip(sections, names, range(1, 20), strict=False):
+        assert section.lower().startswith(name.lower())
+        found = re.findall(r"^\| (.+?) \| .+ \|$", section, re.MULTILINE)[1:]
+        independent = re.search(r"^Independent of: (.+)\.$", section, re.MULTILINE)
+        if independent:
+            found += re.findall("|".join(names), independent[1])
+        assert sorted(found) == sorted(names[after:]), name
+    assert len(sections) == 19
 
 
 @pytest.fixture(scope="module")

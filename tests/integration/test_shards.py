@@ -19,6 +19,7 @@ from lisa.core.redis.flow import Command
 from lisa.core.store.limits import read as read_limits
 from lisa.core.store.reshard import spread
 from lisa.core.transitions.enqueue import Enqueue
+from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.topic import Configure, LimitKeys, SetLayout
 from lisa.manager.sharder import Sharder
 from lisa.producer import Outgoing, Producer
@@ -287,3 +288,18 @@ def test_a_name_that_no_number_of_shards_has_changes_nothing(split_here: Split) 
     for topic in sharder.pick(split_here.drive(split_here.store.shards())):
         sharder.step(topic)
     assert split_here.layout == before
+
+
+def test_while_the_number_changes_a_key_has_a_lane_in_each_of_its_shards(split_here: Split) -> None:
+    """New messages of a key do not wait for those that are left in its earlier shard."""
+    split_here.add_group()
+    split_here.drive(topics.set_options(split_here.store, "orders", {"order": "continue"}))
+    with Producer(split_here.url) as producer:
+        producer.send_many("orders", ["a", "b"], key="k")
+        split_here.into(4)
+        producer.send_many("orders", ["c", "d"], key="k")
+    held = {}
+    for shard in split_here.layout.counted(ORDERS):
+        split_here.store.call(Promote(shard))
+        held[shard] = split_here.ask("HLEN", split_here.keys(shard).group("lisa").entries)
+    assert sorted(held.values()) == [0, 0, 0, 1, 1]
