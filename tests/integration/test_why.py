@@ -67,8 +67,8 @@ def test_messages_that_wait(bench: Bench) -> None:
 
 def test_a_paused_topic(bench: Bench) -> None:
     topic = Topic(bench)
-    topic.send("a", due="+1")
     topic.store.drive(admin.topics.pause(topic.store, "t"))
+    topic.send("a", due="+1")
     while (said := topic.why("a")).startswith("It waits until"):
         pass
     assert said == "Its due time has come, but the topic is paused: run `lisa topic resume`."
