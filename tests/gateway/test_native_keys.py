@@ -1,11 +1,18 @@
 """The native API: messages with a key are sent, settled and changed, alone and together."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+from lisa.core.model.errors import ServerUnavailable
+from lisa.core.store.keyed import KeyOutcome
+from lisa.core.transitions.change import Cancelled
+from lisa.gateway.api.keyed import cancel_key
+from lisa.gateway.problems import ErrorResponse
 from tests.gateway.native_client import pages, pull, send, settle
 from tests.gateways import declared_topic, new_topic
 
@@ -143,6 +150,22 @@ def test_invalid_changes_are_refused(client: httpx.Client, given: dict[str, Any]
     assert client.patch(key_path(topic, "k"), json=given).status_code == 400
     found = client.get(message_path(topic, f"k{US}a")).json()
     assert found["due_ms"] == 4_000_000_000_000
+
+
+def test_an_outage_says_how_many_messages_were_handled() -> None:
+    class Failing:
+        async def cancel_key(self, _topic: str, key: str) -> None:
+            error = ServerUnavailable("gone")
+            error.outcomes = [KeyOutcome(f"{key}{US}{n}", Cancelled.CANCELLED) for n in range(2)]
+            raise error
+
+    call: Any = SimpleNamespace(
+        gateway=SimpleNamespace(sender=Failing()), topic="orders", key="k", path={}
+    )
+    with pytest.raises(ErrorResponse) as caught:
+        asyncio.run(cancel_key(call))
+    assert (caught.value.status, caught.value.kind) == (503, "server-unavailable")
+    assert caught.value.detail.endswith("handled before: 2")
 
 
 def test_a_key_of_an_unknown_topic_is_unknown(client: httpx.Client) -> None:

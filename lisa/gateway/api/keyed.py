@@ -195,7 +195,7 @@ async def _changed(
         if not error.outcomes:
             raise
         problem = problem_of(error)
-        problem.detail += f"; {len(error.outcomes)} messages of the key were handled before"
+        problem.detail += f"; messages of the key that were handled before: {len(error.outcomes)}"
         raise problem from error
     if not outcomes:
         await require_topic(call.gateway, call.topic)
