@@ -175,6 +175,10 @@ async def _change_key(call: Walk) -> None:
     await call("rescheduleKey", {"shift_ms": "12h"}, _REMINDERS)
     await call("fireKey", path=_REMINDERS)
     await call("cancelKey", path=_REMINDERS)
+    await call("setLimits", {"rate": "2/s", "concurrency": 4}, _REMINDERS)
+    await call("getLimits", path=_REMINDERS)
+    await call("listLimits", path={"topic": "reminders"})
+    await call("removeLimits", path=_REMINDERS)
 
 
 async def _settle(call: Walk) -> None:

@@ -105,14 +105,37 @@ def test_all_messages_of_a_key_are_changed(site: Site, visitor: Visitor, topic: 
     assert "Due now: 1 of 2." in change("fire_key")
 
 
+def test_limits_of_a_key_are_set_and_removed(site: Site, visitor: Visitor, topic: str) -> None:
+    path = key_page(topic, "k")
+
+    def change(do: str, **fields: str) -> str:
+        return visitor.page(visitor.did(topic, do, message_key="k", back=path, **fields))
+
+    for wrong in ({}, {"concurrency": "many"}, {"weight": "0"}, {"rate": "fast"}):
+        refused = visitor.act(topic, "set_limits", message_key="k", **wrong)
+        assert refused.status_code == 400
+    page = change("set_limits", rate="10/m, burst 2", weight="3")
+    assert "The limits of the key are set." in page
+    assert "<dt>Limits</dt><dd>rate 10/m, burst 2, weight 3</dd>" in page
+    page = change("set_limits", concurrency="4", group="lisa")
+    assert "<dt>Limits in lisa</dt><dd>concurrency 4</dd>" in page
+    page = change("remove_limits")
+    assert "<dt>Limits</dt>" not in page
+    assert "<dt>Limits in lisa</dt>" in page
+    assert "Limits in" not in change("remove_limits", group="lisa")
+
+
 def test_who_may_only_read_changes_no_key(site: Site, guarded: Gateway) -> None:
     topic = new_topic()
     site.producer.send(topic, 1, key="k", id="a", delay=HOUR)
     with Visitor(guarded.url) as reader:
         reader.log_in("reader-reader-reader")
-        assert "Cancel all" not in reader.page(key_page(topic, "k"))
-        refused = reader.act(topic, "fire_key", message_key="k", key="0" * 64)
-        assert refused.status_code == 403
+        page = reader.page(key_page(topic, "k"))
+        assert "Cancel all" not in page
+        assert "Set limits" not in page
+        for do in ("fire_key", "set_limits"):
+            refused = reader.act(topic, do, message_key="k", weight="2", key="0" * 64)
+            assert refused.status_code == 403
     with Visitor(guarded.url) as other:
         other.log_in("orders-orders-orders")
         assert other.get(key_page(topic, "k")).status_code == 403

@@ -275,3 +275,55 @@ def test_a_schedule_has_a_key(client: httpx.Client) -> None:
     assert client.get(path).json()["key"] == "k"
     made = client.post(f"{path}/run").json()
     assert (made["key"], made["id"].startswith(f"k{US}daily")) == ("k", True)
+
+
+@pytest.mark.parametrize("key", ["k", "a/b", "limits", "ключ"])
+def test_limits_of_keys_are_set_listed_and_removed(client: httpx.Client, key: str) -> None:
+    topic = declared_topic(client)
+    path = f"{key_path(topic, key)}/limits"
+    none: dict[str, Any] = dict.fromkeys(("rate", "concurrency", "weight"))
+    nothing = {"key": key, "group": None} | none
+    assert client.get(path).json() == nothing
+    limits = {"rate": "5 per 90s, burst 3", "weight": 2}
+    for is_first in (True, False):
+        answer = client.put(path, json=limits).json()
+        assert answer == nothing | limits | {"changed": is_first}
+    of_group: dict[str, Any] = {"params": {"group": "g"}}
+    assert client.put(path, json={"concurrency": 4}, **of_group).json()["changed"] is True
+    of_all = nothing | limits
+    of_g = {"key": key, "group": "g", **none, "concurrency": 4}
+    assert (client.get(path).json(), client.get(path, **of_group).json()) == (of_all, of_g)
+    by_query = client.get(f"/v1/topics/{topic}/key/limits", params={"key": key, "group": "g"})
+    assert by_query.json() == of_g
+    listing = f"/v1/topics/{topic}/limits"
+    first = client.get(listing, params={"limit": 1}).json()
+    assert (first["topic"], first["keys"]) == (topic, [of_all])
+    rest = client.get(listing, params={"cursor": first["cursor"]}).json()
+    assert (rest["keys"], rest["cursor"]) == ([of_g], None)
+    for is_first in (True, False):
+        assert client.delete(path).json() == nothing | {"changed": is_first}
+    assert client.get(listing).json()["keys"] == [of_g]
+
+
+def test_invalid_limits_are_refused(client: httpx.Client) -> None:
+    topic = declared_topic(client)
+    path = f"{key_path(topic, 'k')}/limits"
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"rate": "fast"},
+        {"rate": "0/s"},
+        {"concurrency": 0},
+        {"weight": 1_001},
+        {"key_rate": "1/s"},
+    ]
+    for limits in wrong:
+        assert client.put(path, json=limits).status_code == 400, limits
+    of_unknown: dict[str, Any] = {"params": {"group": "nobody"}}
+    assert client.put(path, json={"weight": 2}, **of_unknown).status_code == 404
+    assert client.get(f"/v1/topics/{topic}/limits").json()["keys"] == []
+    unknown = new_topic()
+    for method in ("GET", "PUT", "DELETE"):
+        body = {"weight": 2} if method == "PUT" else None
+        answer = client.request(method, f"{key_path(unknown, 'k')}/limits", json=body)
+        assert answer.json()["type"] == "urn:lisa:problem:unknown-topic"
+    assert client.get(f"/v1/topics/{unknown}/limits").status_code == 404

@@ -204,6 +204,19 @@ def test_messages_of_a_key(rpc: Rpc, topic: str) -> None:
     assert problem(rpc.error("ExtendMessage", **held)).key == "k/1"
 
 
+def test_limits_of_a_key(rpc: Rpc, topic: str) -> None:
+    key: dict[str, Any] = {"topic": topic, "key": "k/1"}
+    made = rpc("SetLimits", **key, rate="2/s", weight=3)
+    assert (made.changed, made.rate, made.weight) == (True, "2/s", 3)
+    assert not made.HasField("concurrency")
+    found = rpc("GetLimits", **key)
+    assert (found.key, found.rate, found.HasField("group")) == ("k/1", "2/s", False)
+    listed = rpc("ListLimits", topic=topic)
+    assert ([one.key for one in listed.keys], listed.HasField("cursor")) == (["k/1"], False)
+    assert rpc("RemoveLimits", **key).changed is True
+    assert list(rpc("ListLimits", topic=topic).keys) == []
+
+
 def test_an_idempotency_key_recognises_a_repeated_send(rpc: Rpc) -> None:
     topic, key = new_topic(), [("idempotency-key", "k")]
     headers = {f"h{n}": str(n) for n in range(20)}

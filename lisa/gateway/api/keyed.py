@@ -10,24 +10,28 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from lisa.admin import limits as admin_limits
 from lisa.core.model.errors import LisaError
 from lisa.core.model.keys import check_key
+from lisa.core.model.lanes import MAX_COUNT, MAX_WEIGHT, KeyLimits
 from lisa.core.store.inspection import FoundMessage, State
 from lisa.core.store.keyed import KeyFlows, KeyOutcome, KeyPage
 from lisa.core.transitions.change import Cancelled, Rescheduled
 from lisa.gateway.access import Scope
 from lisa.gateway.api.messages import GroupStateAnswer, group_state
 from lisa.gateway.api.operations import KEY as PATH
-from lisa.gateway.api.operations import NO_TOPIC, Call, Operations
+from lisa.gateway.api.operations import NO_GROUP, NO_TOPIC, TOPIC, Call, Operations
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
     KEY,
+    OF_LIMITS,
     Answer,
     AnswerWithId,
     Cursor,
     Instant,
     Limit,
     Milliseconds,
+    Name,
     NoFields,
     Request,
     Shift,
@@ -43,7 +47,7 @@ _STATES = [state for state in State if state is not State.WAITING]
 
 
 class KeyQuery(Request):
-    """Paging of a key's messages."""
+    """Paging of a list."""
 
     cursor: Cursor | None = None
     limit: Limit = 100
@@ -100,6 +104,57 @@ class RescheduleKeyRequest(Request):
         Shift | None,
         Meta(description="Later by this, or earlier if negative; also text such as `-30m`."),
     ] = None
+
+
+class LimitsQuery(Request):
+    """In which group the limits apply."""
+
+    group: Annotated[
+        Name | None, Meta(description="Of this group only. Default: of all groups.")
+    ] = None
+
+
+class LimitsRequest(Request):
+    """Limits of a key, in place of those of its topic. What is omitted stays that of the topic."""
+
+    rate: Annotated[str, Meta(description="`2/s`, or `5 per 90s, burst 3`.")] | None = None
+    concurrency: (
+        Annotated[int, Meta(ge=1, le=MAX_COUNT, description="Maximum messages ready or in flight.")]
+        | None
+    ) = None
+    weight: (
+        Annotated[
+            int, Meta(ge=1, le=MAX_WEIGHT, description="Share of the turns with option `fair`.")
+        ]
+        | None
+    ) = None
+
+
+class LimitsAnswer(Answer):
+    """The limits that were set for a key; null for those that it does not have.
+
+    `group` is null if they apply to all groups.
+    """
+
+    key: str
+    group: str | None
+    rate: str | None
+    concurrency: int | None
+    weight: int | None
+
+
+class LimitsChangedAnswer(LimitsAnswer):
+    """The limits of a key, and whether this call changed them."""
+
+    changed: bool
+
+
+class LimitedKeysAnswer(Answer):
+    """A page of keys with limits: those for all groups, then by group; `cursor` null at the end."""
+
+    topic: str
+    keys: list[LimitsAnswer]
+    cursor: str | None
 
 
 operations = Operations("Keys")
@@ -206,3 +261,78 @@ async def _changed(
         changed=sum(each.outcome in done for each in outcomes),
         results=[KeyedOutcome(id=each.id, outcome=each.outcome) for each in outcomes],
     )
+
+
+@operations.add("GET", f"{TOPIC}/limits", "A page.", problems=NO_TOPIC)
+async def list_limits(call: Call[KeyQuery, None]) -> LimitedKeysAnswer:
+    """List the keys of a topic that have limits."""
+    await require_topic(call.gateway, call.topic)
+    found = await call.gateway.store.drive(
+        admin_limits.limited_keys(
+            call.gateway.store,
+            call.topic,
+            cursor=decode_cursor(call.query.cursor, OF_LIMITS),
+            limit=call.query.limit,
+        )
+    )
+    return LimitedKeysAnswer(
+        topic=call.topic,
+        keys=[LimitsAnswer(**_limits(*each)) for each in found.keys],
+        cursor=encode_cursor(found.cursor),
+    )
+
+
+@operations.add("GET", f"{PATH}/limits", "The limits of the key.", problems=NO_TOPIC)
+async def get_limits(call: Call[LimitsQuery, None]) -> LimitsAnswer:
+    """Get the limits of a key.
+
+    Only those that were set for the key itself; the others are the options of the topic.
+    """
+    await require_topic(call.gateway, call.topic)
+    group = call.query.group
+    found = await call.gateway.ask(admin_limits.limits_of, call.topic, call.key, group)
+    return LimitsAnswer(**_limits(call.key, group, found))
+
+
+@operations.add(
+    "PUT", f"{PATH}/limits", "The limits are set.", scope=Scope.OPERATE, problems=NO_GROUP
+)
+async def set_limits(call: Call[LimitsQuery, LimitsRequest]) -> LimitsChangedAnswer:
+    """Set the limits of a key.
+
+    They replace all that were set before for this key, and for this group. Those of a group take
+    precedence over those of all groups.
+    """
+    given = KeyLimits.parse(call.body.rate, call.body.concurrency, call.body.weight)
+    if given == KeyLimits():
+        raise invalid("give rate, concurrency or weight; to remove the limits, use DELETE")
+    return await _limited(call, given)
+
+
+@operations.add(
+    "DELETE", f"{PATH}/limits", "The key has no limits.", scope=Scope.OPERATE, problems=NO_GROUP
+)
+async def remove_limits(call: Call[LimitsQuery, None]) -> LimitsChangedAnswer:
+    """Remove the limits of a key.
+
+    The options of the topic apply again.
+    """
+    return await _limited(call, KeyLimits())
+
+
+async def _limited(call: Call[LimitsQuery, Any], given: KeyLimits) -> LimitsChangedAnswer:
+    await require_topic(call.gateway, call.topic)
+    group = call.query.group
+    changed = await call.gateway.ask(admin_limits.set_limits, call.topic, call.key, given, group)
+    return LimitsChangedAnswer(**_limits(call.key, group, given), changed=changed)
+
+
+def _limits(key: str, group: str | None, limits: KeyLimits) -> dict[str, Any]:
+    rate = limits.rate and str(limits.rate)
+    return {
+        "key": key,
+        "group": group,
+        "rate": rate,
+        "concurrency": limits.concurrency,
+        "weight": limits.weight,
+    }

@@ -30,6 +30,8 @@ from lisa.gateway.api.operations import (
 )
 from lisa.gateway.api.topics import require_topic
 from lisa.gateway.api.types import (
+    IN_ORDER,
+    IN_STREAM,
     KEY,
     MOST_ITEMS,
     Answer,
@@ -236,7 +238,9 @@ async def list_messages(call: Call[ListQuery, None]) -> MessagesAnswer:
         query.state,
         group=query.group,
         due_before_ms=query.due_before_ms,
-        cursor=decode_cursor(query.cursor, is_stream=query.state in _IN_STREAM),
+        cursor=decode_cursor(
+            query.cursor, IN_STREAM if query.state in _STREAM_STATES else IN_ORDER
+        ),
         limit=query.limit,
     )
     rows = msgspec.convert(page.rows, list[ListedMessage], from_attributes=True)
@@ -245,7 +249,7 @@ async def list_messages(call: Call[ListQuery, None]) -> MessagesAnswer:
     return MessagesAnswer(messages=rows, cursor=encode_cursor(page.cursor))
 
 
-_IN_STREAM = (LiveState.READY, LiveState.IN_FLIGHT)
+_STREAM_STATES = (LiveState.READY, LiveState.IN_FLIGHT)
 
 
 @operations.add("GET", MESSAGE, "The current state of the message.", problems=NO_MESSAGE)

@@ -431,9 +431,10 @@ def response_body(body: Any) -> dict[str, Any]:
 
 
 # The format of admin.messages: GROUP/ENTRY for streams, with @NUMBER if there are several shards,
-# and GROUP/SCORE:MEMBER for sorted sets. That of keys is SHARD/NUMBER:MEMBER.
-_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?", re.ASCII)
-_SORTED = re.compile(r"[A-Za-z0-9_.:~-]{0,160}/(?:\d{1,16}:.*)?", re.ASCII | re.DOTALL)
+# and GROUP/SCORE:MEMBER for sorted sets. That of keys is SHARD/NUMBER:MEMBER, of limits GROUP/KEY.
+IN_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,128}/(?:\d{1,18}-\d{1,18}(?:@\d{1,2})?)?", re.ASCII)
+IN_ORDER = re.compile(r"[A-Za-z0-9_.:~-]{0,160}/(?:\d{1,16}:.*)?", re.ASCII | re.DOTALL)
+OF_LIMITS = re.compile(r"[A-Za-z0-9_.:-]{0,128}/.+", re.ASCII | re.DOTALL)
 
 
 def encode_cursor(cursor: str | None) -> str | None:
@@ -443,7 +444,7 @@ def encode_cursor(cursor: str | None) -> str | None:
     return urlsafe_b64encode(cursor.encode("utf-8", "surrogateescape")).rstrip(b"=").decode("ascii")
 
 
-def decode_cursor(text: str | None, *, is_stream: bool = False) -> str | None:
+def decode_cursor(text: str | None, form: re.Pattern[str] = IN_ORDER) -> str | None:
     """The internal position of a client's cursor. Raises ErrorResponse."""
     if text is None:
         return None
@@ -452,7 +453,7 @@ def decode_cursor(text: str | None, *, is_stream: bool = False) -> str | None:
     except (ValueError, binascii.Error):
         raise unknown_cursor(text) from None
     cursor = data.decode("utf-8", "surrogateescape")
-    if not (_STREAM if is_stream else _SORTED).fullmatch(cursor):
+    if not form.fullmatch(cursor):
         raise unknown_cursor(text)
     return cursor
 

@@ -11,11 +11,12 @@ from starlette.responses import Response
 from lisa.admin import journal as journal_flows
 from lisa.admin import story
 from lisa.admin.journal import Journal
-from lisa.admin.limits import limits_of
+from lisa.admin.limits import limits_of, set_limits
 from lisa.admin.story import StoryEvent
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_key, keyed_id
+from lisa.core.model.lanes import KeyLimits
 from lisa.core.redis.flow import Flow
 from lisa.core.store.inspection import State
 from lisa.core.store.keyed import KeyFlows, KeyOutcome, KeyPage
@@ -62,6 +63,7 @@ async def show(visit: PageRequest) -> Response:
         total=page.total,
         states=[(state, numbers[state]) for state in State if numbers[state]],
         limits=await visit.ask(LOOK_S, _limits, topic, key, groups),
+        groups=groups,
         several=any(len(message.groups) > 1 for message in page.messages),
         cursor=encode_cursor(page.cursor),
         recent=await _recent(visit, topic, key),
@@ -132,6 +134,30 @@ async def _reschedule(action: FormAction) -> Done:
     return _done("reschedule_key", outcomes)
 
 
+async def _set_limits(action: FormAction) -> Done:
+    given = KeyLimits.parse(
+        action.text("rate") or None, _number(action, "concurrency"), _number(action, "weight")
+    )
+    if given == KeyLimits():
+        raise InvalidMessage("give a rate, a concurrency or a weight; or remove the limits")
+    return await _limit(action, given)
+
+
+async def _remove_limits(action: FormAction) -> Done:
+    return await _limit(action, KeyLimits())
+
+
+async def _limit(action: FormAction, given: KeyLimits) -> Done:
+    key, group = action.message_key(), action.text("group") or None
+    await action.visit.gateway.ask(set_limits, action.topic, key, given, group)
+    return Done(action.verb)
+
+
+def _number(action: FormAction, name: str) -> int | str | None:
+    written = action.text(name)
+    return int(written) if written.isdecimal() else written or None
+
+
 def _done(did: str, outcomes: Sequence[KeyOutcome]) -> Done:
     changed = (Cancelled.CANCELLED, Rescheduled.RESCHEDULED)
     return Done(did, sum(each.outcome in changed for each in outcomes), of=len(outcomes))
@@ -147,4 +173,6 @@ VERBS = {
     "cancel_key": Verb("cancelKey", _cancel, "Cancel", FINAL, _asks),
     "fire_key": Verb("fireKey", _fire),
     "reschedule_key": Verb("rescheduleKey", _reschedule),
+    "set_limits": Verb("setLimits", _set_limits),
+    "remove_limits": Verb("removeLimits", _remove_limits),
 }

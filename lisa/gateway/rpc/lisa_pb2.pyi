@@ -423,6 +423,82 @@ class KeyedOutcome(_message.Message):
     outcome: str
     def __init__(self, id: _Optional[str] = ..., key: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
 
+class ListLimitsRequest(_message.Message):
+    __slots__ = ("topic", "cursor", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    cursor: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class LimitedKeysAnswer(_message.Message):
+    __slots__ = ("topic", "keys", "cursor")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    keys: _containers.RepeatedCompositeFieldContainer[LimitsAnswer]
+    cursor: str
+    def __init__(self, topic: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[LimitsAnswer, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class LimitsRequest(_message.Message):
+    __slots__ = ("topic", "key", "group")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    group: str
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+
+class LimitsAnswer(_message.Message):
+    __slots__ = ("key", "group", "rate", "concurrency", "weight")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    group: str
+    rate: str
+    concurrency: int
+    weight: int
+    def __init__(self, key: _Optional[str] = ..., group: _Optional[str] = ..., rate: _Optional[str] = ..., concurrency: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class SetLimitsRequest(_message.Message):
+    __slots__ = ("topic", "key", "group", "rate", "concurrency", "weight")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    key: str
+    group: str
+    rate: str
+    concurrency: int
+    weight: int
+    def __init__(self, topic: _Optional[str] = ..., key: _Optional[str] = ..., group: _Optional[str] = ..., rate: _Optional[str] = ..., concurrency: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class LimitsChangedAnswer(_message.Message):
+    __slots__ = ("key", "group", "rate", "concurrency", "weight", "changed")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    group: str
+    rate: str
+    concurrency: int
+    weight: int
+    changed: bool
+    def __init__(self, key: _Optional[str] = ..., group: _Optional[str] = ..., rate: _Optional[str] = ..., concurrency: _Optional[int] = ..., weight: _Optional[int] = ..., changed: bool = ...) -> None: ...
+
 class PullRequest(_message.Message):
     __slots__ = ("topic", "group", "max", "wait_ms", "ack_timeout_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -94,6 +94,26 @@ class LisaStub(object):
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
                 response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
                 _registered_method=True)
+        self.ListLimits = channel.unary_unary(
+                '/lisa.v1.Lisa/ListLimits',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListLimitsRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitedKeysAnswer.FromString,
+                _registered_method=True)
+        self.GetLimits = channel.unary_unary(
+                '/lisa.v1.Lisa/GetLimits',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsAnswer.FromString,
+                _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/lisa.v1.Lisa/SetLimits',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.FromString,
+                _registered_method=True)
+        self.RemoveLimits = channel.unary_unary(
+                '/lisa.v1.Lisa/RemoveLimits',
+                request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.SerializeToString,
+                response_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/lisa.v1.Lisa/Pull',
                 request_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.PullRequest.SerializeToString,
@@ -374,6 +394,30 @@ class LisaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLimits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLimits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLimits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveLimits(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -698,6 +742,26 @@ def add_LisaServicer_to_server(servicer, server):
                     servicer.FireKey,
                     request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.FromString,
                     response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.SerializeToString,
+            ),
+            'ListLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLimits,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListLimitsRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitedKeysAnswer.SerializeToString,
+            ),
+            'GetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLimits,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsAnswer.SerializeToString,
+            ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetLimitsRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.SerializeToString,
+            ),
+            'RemoveLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveLimits,
+                    request_deserializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.FromString,
+                    response_serializer=lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.SerializeToString,
             ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
@@ -1229,6 +1293,114 @@ class Lisa(object):
             '/lisa.v1.Lisa/FireKey',
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyRequest.SerializeToString,
             lisa_dot_gateway_dot_rpc_dot_lisa__pb2.KeyChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/ListLimits',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.ListLimitsRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitedKeysAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/GetLimits',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/SetLimits',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.SetLimitsRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lisa.v1.Lisa/RemoveLimits',
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsRequest.SerializeToString,
+            lisa_dot_gateway_dot_rpc_dot_lisa__pb2.LimitsChangedAnswer.FromString,
             options,
             channel_credentials,
             insecure,
