@@ -5,7 +5,7 @@
 -- <US>. Of more than IDS_PER_PART ids it has a part, field 'key<US>' has 'parts ids', and 'key<US>2' and so
 -- on the other parts. Parts are added one by one, as in linear hashing (Litwin 1980), so that no call
 -- moves more than a part. A whole id, of a debounced message, is the field of its burst's first send.
-local US, IDS_PER_PART = '\31', 64
+local US, IDS_PER_PART = '\31', 32
 
 -- The key and the rest of an id; nil for a message without a key.
 local function split_id(id)
@@ -49,23 +49,23 @@ local function split_part(parts, from, many)
     local list = part_number(id, many + 1) == from and kept or moved
     list[#list + 1] = id .. US
   end
-  parts[from], parts[many + 1] = table.concat(kept), table.concat(moved)
+  parts[from], parts[many + 1] = US .. table.concat(kept), US .. table.concat(moved)
 end
 
 -- Adds ids to the list of a key, or removes them. `head` is its field 'key<US>', and `first` its first part.
--- Returns its parts that may have changed, by number, and that field as number ''.
+-- Returns its parts that may have changed, by number, and that field as number ''; each after a <US>.
 local function change_list(key, ids, adds, head, first)
   local many, n = string.match(head or '', '^(%d+) (%d+)$')
-  local parts = {first or ''}
-  many, n = tonumber(many or 1), tonumber(n or count_ids(parts[1]))
+  many, n = tonumber(many or 1), tonumber(n or count_ids(first or ''))
+  local parts = {US .. (first or '')}
   local function load(number)
-    parts[number] = parts[number] or call('HGET', KEYED, part_field(key, number)) or ''
+    parts[number] = parts[number] or US .. (call('HGET', KEYED, part_field(key, number)) or '')
     return parts[number]
   end
   for _, id in ipairs(ids) do
     local number = many == 1 and 1 or part_number(id, many)
     local part = load(number)
-    local at, to = string.find(US .. part, US .. id .. US, 1, true)
+    local at, to = string.find(part, US .. id .. US, 1, true)
     if adds and not at then
       parts[number], n = part .. id .. US, n + 1
     elseif at and not adds then
@@ -78,7 +78,7 @@ local function change_list(key, ids, adds, head, first)
       many = many + 1
     end
   end
-  if many > 1 then parts[''] = n > 0 and many .. ' ' .. n or '' end
+  if many > 1 then parts[''] = US .. (n > 0 and many .. ' ' .. n or '') end
   return parts
 end
 
@@ -105,7 +105,11 @@ local function list_by_key(ids, adds)
   for i, key in ipairs(keys) do
     for number, part in pairs(change_list(key, by_key[key], adds, stored[2 * i - 1], stored[2 * i])) do
       local field = part_field(key, number)
-      if part ~= '' then set[#set + 1], set[#set + 2] = field, part else gone[#gone + 1] = field end
+      if part ~= US then
+        set[#set + 1], set[#set + 2] = field, string.sub(part, 2)
+      else
+        gone[#gone + 1] = field
+      end
     end
   end
   if #set > 0 then call('HSET', KEYED, unpack(set)) end
