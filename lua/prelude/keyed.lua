@@ -5,7 +5,7 @@
 -- <US>. Of more than IDS_PER_PART ids it has a part, field 'key<US>' has 'parts ids', and 'key<US>2' and so
 -- on the other parts. Parts are added one by one, as in linear hashing (Litwin 1980), so that no call
 -- moves more than a part. A whole id, of a debounced message, is the field of its burst's first send.
-local US, IDS_PER_PART = '\31', 32
+local US, IDS_PER_PART = '\31', 64
 
 -- The key and the rest of an id; nil for a message without a key.
 local function split_id(id)
