@@ -8,9 +8,11 @@ from click.testing import CliRunner
 
 from lisa.admin import groups
 from lisa.admin.fsck import CheckReport, check
+from lisa.admin.limits import set_limits
 from lisa.cli.main import main
 from lisa.core.model.errors import RemovalUnfinished
-from lisa.core.store import group_removal
+from lisa.core.model.lanes import KeyLimits
+from lisa.core.store import group_removal, limits
 from lisa.core.store.reshard import spread
 from lisa.core.transitions import loader
 from lisa.core.transitions.groups import Declare, Undeclare
@@ -33,6 +35,20 @@ def test_a_removal_takes_the_shards_that_were_made_as_it_began(split: Split) -> 
     split.step()
     assert split.declared() == ONLY_AUDIT
     assert split.check().findings == []
+
+
+def test_a_removal_removes_the_limits_that_keys_have_in_the_group(split: Split) -> None:
+    split.into(3)
+    for group in ("lisa", "audit", None):
+        for key in ("a", "lisa"):
+            limited = set_limits(split.store, ORDERS, key, KeyLimits(weight=2), group)
+            assert split.drive(limited)
+    assert len(split.drive(limits.read(split.store, ORDERS, of_group="lisa"))) == 2
+    split.drive(group_removal.remove(split.store, ORDERS, "lisa"))
+    split.drive(spread(split.store, ORDERS))
+    fields = ("a", "lisa", "audit\x1fa", "audit\x1flisa")
+    for shard in split.layout.active(ORDERS):
+        assert split.drive(limits.read(split.store, shard)) == dict.fromkeys(fields, "weight=2")
 
 
 def test_a_group_declared_again_before_a_shard_is_reached_keeps_its_messages(split: Split) -> None:

@@ -7,7 +7,8 @@ longer account for. A declared group has no mark, so declaring a group again end
 
 In a split topic each shard has its own mark. The topic's mark covers the whole removal: the topic
 drops the declaration first, then all shards do; then the messages owed in the shards are settled,
-and the topic's mark is deleted last.
+and the topic's mark is deleted last. Before that, the limits that single keys had in the group are
+removed; the shards' copies of them follow.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lisa.core.model.sharding import Shard, Topic, own_shard
+from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of
 from lisa.core.redis.flow import Command, Flow
-from lisa.core.store.paging import START, member_page, readable
+from lisa.core.store import limits
+from lisa.core.store.paging import PAGE, START, member_page, readable
 from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.groups import Declare, Undeclare
-from lisa.core.transitions.topic import Configure
+from lisa.core.transitions.topic import Configure, LimitKeys
 
 PREFIX = "removing:"
 
@@ -186,8 +188,17 @@ def _remove(store: Store, first: Shard, group: str, work: Work, *, begun: bool) 
     for shard in reached:
         yield from _settle_all(store, shard, group, work, still_applies=still_applies)
     if is_ours:
+        if first == own_shard(Topic(topic_of(first))):
+            yield from _remove_limits(store, first, group, work)
         yield from _settle_all(store, first, group, work)
     return True
+
+
+def _remove_limits(store: Store, own: Shard, group: str, work: Work) -> Flow[None]:
+    work.spend()
+    for page in chunks(list((yield from limits.read(store, own, of_group=group))), PAGE):
+        work.spend(calls=1)
+        yield from store.run(LimitKeys(own, "set", dict.fromkeys(page, "")))
 
 
 def _reach(store: Store, first: Shard) -> Flow[list[Shard]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lisa.core.model.sharding import Shard, Topic
+from lisa.core.model.sharding import KEY_END, Shard, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.paging import PAGE, START
 from lisa.core.store.replies import pairs
@@ -22,13 +22,18 @@ FIELD = "limits"
 copied."""
 
 
-def read(store: Store, shard: str) -> Flow[dict[str, str]]:
-    """All encoded limits that a shard has, by field of the hash: a key, or a group and a key."""
+def read(store: Store, shard: str, of_group: str | None = None) -> Flow[dict[str, str]]:
+    """The encoded limits that a shard has, by field of the hash: a key, or a group and a key.
+
+    of_group: only those of this group; by default all.
+    """
+    # The name of a group has no character with a meaning in patterns.
+    only = () if of_group is None else ("MATCH", f"{of_group}{KEY_END}*")
     found: dict[str, str] = {}
     cursor = START
     while True:
         key = store.keys.topic(shard).limits
-        cursor, page = yield from store.command("HSCAN", key, cursor, "COUNT", PAGE)
+        cursor, page = yield from store.command("HSCAN", key, cursor, *only, "COUNT", PAGE)
         found |= {text(name): text(value) for name, value in pairs(page).items()}
         if cursor == START:
             return found
