@@ -42,6 +42,22 @@ local function replace_entry(group, id, entry, is_own)
   end
 end
 
+-- A parked message's place among those of all lanes.
+local function queued_place(group, id)
+  local key, own = lane_of(id)
+  return key .. US .. call('HGET', group.parked, id) .. own
+end
+
+local function is_queued(group, id) return call('ZSCORE', group.queues, queued_place(group, id)) end
+
+-- Gives a parked message its place back; the count of its lane includes it already.
+local function queue_again(group, id)
+  local key = lane_of(id)
+  call('ZADD', group.queues, 0, queued_place(group, id))
+  lanes_of(group, {key})
+  reopen(group, {key})
+end
+
 -- Reduces one group's states of a live message to one. Returns the number of states left.
 local function mend_group(group, id, waits, faults)
   local entry = call('HGET', group.entries, id)
@@ -67,6 +83,9 @@ local function mend_group(group, id, waits, faults)
     if parked and (indexed or retries or dead) then
       faults[#faults + 1] = 'second-place'
       if not judge then unpark(group, id) end
+    elseif parked and not is_queued(group, id) then
+      faults[#faults + 1] = 'unqueued'
+      if not judge then queue_again(group, id) end
     end
   end
   if indexed or retries or dead or parked then return 1 end

@@ -21,6 +21,7 @@ from lisa.core.model.sharding import Shard, Topic
 from lisa.core.model.signals import everywhere
 from lisa.core.store import presence
 from lisa.core.transitions import loader
+from lisa.core.transitions.base import LANES
 from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.groups import Undeclare
@@ -40,6 +41,15 @@ from tests.servers import wait_until
 
 MINUTE = timedelta(minutes=1)
 NOW = timedelta(0)
+
+
+def park(stage: Stage) -> Cast:
+    """A topic with one ready message, and two that wait for it in their lane."""
+    laned = stage.cast("laned").declare(key_concurrency="1")
+    for number in range(3):
+        laned.send(number, message_id=keyed_id("k", f"l{number}"))
+    laned.store.call(Promote("laned"))
+    return laned
 
 
 def ignored(topic: str, **about: object) -> None:
@@ -223,10 +233,7 @@ def consume(stage: Stage) -> None:
         assert consumer.pull("pulled", batch=9)
         assert consumer.pull("orders", wait=timedelta(seconds=1)) == []
         assert consumer.pull("joined") == [], "it declares its group, which is new"
-    laned = stage.cast("laned").declare(key_concurrency="1")
-    for number in range(3):
-        laned.send(number, message_id=keyed_id("k", f"l{number}"))
-    laned.store.call(Promote("laned"))
+    laned = park(stage)
     laned.configure(rate="100,1000,100")  # the next ack looks at all lanes
     with stage.watched(), Consumer(stage.url, group="g") as consumer:
         for _ in range(3):
@@ -247,8 +254,10 @@ def look(stage: Stage) -> None:
         cast.discard(entry)
     cast.take(1)
     cast.send(delay_ms=60_000, message_id="later")
+    park(stage)
     with stage.watched(is_new=False):
-        stage.ask("SCRIPT", "LOAD", loader.load("inspect").source)  # as other roles do
+        for features in (loader.NONE, frozenset({LANES})):  # as other roles do
+            stage.ask("SCRIPT", "LOAD", loader.load("inspect", features).source)
         browse(lisa_of(stage))
         mine = Cast(stage.url)
         mine.store.call(Inspect("orders", ["m1", "m4"]))
@@ -259,6 +268,7 @@ def browse(lisa: Callable[..., str]) -> None:
     """Read what an operator sees."""
     for one in ("m1", "m4", "later", "nowhere"):
         lisa("get", "orders", one, ok=(0, 1))
+    lisa("why", "laned", "l1", "--key", "k")
     for state in ("waiting", "ready", "in_flight", "retry", "garbage"):
         found = json.loads(lisa("list", "orders", "--state", state, "--limit", "1", "--json"))
         if found.get("cursor"):
@@ -310,6 +320,7 @@ def operate(stage: Stage) -> None:
         )
     )
 
+    park(stage)
     lisa = lisa_of(stage)
     with stage.watched():
         lisa("send", "orders", "x", "--id", "x", "--delay", "1h")
@@ -369,6 +380,7 @@ GET /v1/topics /v1/consumers /v1/managers /metrics /healthz
 PATCH /v1/topics/orders/options {"retention": "5m"}
 POST /v1/topics/orders/pause {}
 POST /v1/topics/orders/resume {}
+GET /v1/topics/laned/messages/k%1Fl1/why
 GET / /consumers /managers /topics/orders /topics/orders?ahead=minutes /topics/orders/messages
 GET /topics/orders/garbage /topics/orders/garbage?group=h&reason=no&kind=no
 GET /topics/orders/messages/m4 /search?q=m4 /search?q=m&in=id /search?q=m&in=text
@@ -402,6 +414,7 @@ def serve(stage: Stage) -> None:
             one.discard(entry)
     cast.send(message_id="later", delay_ms=60_000)
     stage.cast("limited").declare(capacity="2")
+    park(stage)
     with (
         tempfile.TemporaryDirectory() as directory,
         Target() as target,

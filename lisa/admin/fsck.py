@@ -1,8 +1,9 @@
 """Checks the consistency of all messages on a running system.
 
 The invariants: A body exists exactly while its message is live. A live id is either in `waiting`,
-or, for each group that still has to settle it, in exactly one of the group's `entries`, `retry`
-and `garbage`. Every other record names a live id. Every entry of a ready stream is in the index.
+or, for each group that still has to settle it, in exactly one of the group's `entries`, `retry`,
+`garbage` and `parked`. Every other record names a live id. Every entry of a ready stream is in the
+index. The counts of lanes agree with `entries` and `queues`.
 
 The check reads the key space, hashes and sorted sets with SCAN and streams in pages, at most a few
 hundred items per step. Messages that change state meanwhile cause no false findings: the script
@@ -28,13 +29,13 @@ from lisa.admin.reading import (
 )
 from lisa.core.model.errors import LisaError, ServerUnavailable
 from lisa.core.model.keys import GROUP_KEYS, TOPIC_KEYS, GroupKeys, check_topic
-from lisa.core.model.sharding import Shard, Topic, topic_of, topics_of
+from lisa.core.model.sharding import KEY_END, Shard, Topic, key_of, topic_of, topics_of
 from lisa.core.redis.flow import Flow, Pause
 from lisa.core.store import group_removal
 from lisa.core.store.paging import PAGE, START, member_page, readable
 from lisa.core.store.store import Store, chunks, grouped
 from lisa.core.transitions.groups import Declare, Undeclare
-from lisa.core.transitions.upkeep import Mend
+from lisa.core.transitions.upkeep import Mend, Recount
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ KINDS = {
     "no-body": "a record of a message that is not live",
     "entry-lost": "the index names a stream entry that is gone",
     "second-place": "a message in two states at once",
+    "unqueued": "a parked message that has no place in its lane",
+    "miscounted": "a lane with a wrong number of slots or parked messages",
     "leftover": "failed attempts of a message that the group does not have",
     "foreign-entry": "a stream entry that is not in the index",
     "pending-lost": "a delivery on the pending list whose entry is gone",
@@ -171,6 +174,7 @@ def check(
         ("messages", run.bodies),
         ("records", partial(run.each, run.records)),
         ("streams", partial(run.each, run.streams)),
+        ("lanes", partial(run.each, run.lanes)),
         ("topics", run.unregistered),
     ):
         if progress is not None:
@@ -564,6 +568,63 @@ class _Check:
         what = f"entry {entry}, held by {still[0][1].decode('utf-8', 'replace')}"
         finding = Finding(kind="pending-lost", topic=topic, group=group, what=what)
         yield from self._add(finding, self.store.command("XACK", keys.ready, group, entry))
+
+    def lanes(self, topic: str) -> Flow[None]:
+        """Check the counts of all lanes of a topic.
+
+        What plain reads find is only suspected: a script that moves messages may run between them.
+        """
+        for group in (yield from self.store.groups(topic)):
+            keys = self.store.keys.topic(topic)
+            counted = yield from self._slots(keys.group(group).entries)
+            cursor = None
+            while cursor != START:
+                cursor, page = yield from self._lane_page(keys.lanes(group).lanes, cursor or START)
+                places = yield from self._places(keys.lanes(group).queues, list(page))
+                suspects = [
+                    key
+                    for (key, (used, parked)), queued in zip(page.items(), places, strict=True)
+                    if (used, parked) != (counted.pop(key, 0), queued)
+                ]
+                yield from self._recount(topic, group, suspects)
+            yield from self._recount(topic, group, list(counted))
+
+    def _slots(self, entries: str) -> Flow[Counter[str]]:
+        """How many ready messages and messages in flight each key has."""
+        found: Counter[str] = Counter()
+        cursor = None
+        while cursor != START:
+            cursor, members = yield from member_page(self.store, "HSCAN", entries, cursor or START)
+            found.update(key_of(message_id) or "" for message_id in readable(members)[0])
+        return found
+
+    def _lane_page(
+        self, lanes: str, cursor: bytes
+    ) -> Flow[tuple[bytes, dict[str, tuple[int, int]]]]:
+        """The next cursor, and slots and parked messages of lanes by key."""
+        following, fields = yield from self.store.command("HSCAN", lanes, cursor, "COUNT", PAGE)
+        found = {}
+        for key, lane in zip(fields[::2], fields[1::2], strict=True):
+            used, parked, *_ = lane.split(b" ", 2)
+            if not key.startswith(KEY_END.encode()):
+                found[key.decode("utf-8", "replace")] = (int(used), int(parked))
+        return following, found
+
+    def _places(self, queues: str, lanes: Sequence[str]) -> Flow[list[int]]:
+        """How many messages are parked in each lane."""
+        return (
+            yield from self.store.commands(
+                [("ZLEXCOUNT", queues, f"[{key}{KEY_END}", f"({key} ") for key in lanes]
+            )
+        )
+
+    def _recount(self, topic: str, group: str, lanes: Sequence[str]) -> Flow[None]:
+        for part in chunks(lanes, PAGE):
+            wrong = yield from self.store.run(Recount(topic, group, part, judge=not self.repair))
+            for key in wrong:
+                name = f"lane of key {key!r}" if key else "lane of the messages without a key"
+                finding = Finding(kind="miscounted", topic=topic, group=group, what=name)
+                self.report.add(replace(finding, repaired=self.repair))
 
     def unregistered(self) -> Flow[None]:
         """Find topics with messages that are not registered, so that managers skip them."""

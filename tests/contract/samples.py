@@ -24,7 +24,7 @@ from lisa.core.transitions.restore import Restore, RestoreItem, RestoreState
 from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from lisa.core.transitions.schedule import NewOccurrence, Schedule
 from lisa.core.transitions.topic import Absorb, Clear, Configure, LimitKeys, SetLayout
-from lisa.core.transitions.upkeep import Expire, Mend, Trim
+from lisa.core.transitions.upkeep import Expire, Mend, Recount, Trim
 from tests.contract.bench import TOPIC, Bench, Near, Receipts, item
 from tests.contract.state import FAR, FOREIGN, LONG, G, Row, envelope
 from tests.rows import Burst, coalesce, enqueue
@@ -264,6 +264,13 @@ SAMPLES: dict[str, Sample] = {
             ("b", "garbage", "lisa", 1, {"reason": "ack timeout"}),
             ("a", "retry", "lisa", 1, {"reason": "ack timeout", "due": now + 20_000}),
         ],
+    ),
+    "recount": Sample(
+        make=lambda _, ids: Recount(TOPIC, "lisa", ids),
+        state={"options": {"lanes": "1"}, "body": LIVE, "lisa": G(ready=[Row("a", 1)])},
+        ids=("",),
+        repeats_its_answer=False,
+        takes_batches=False,
     ),
     "release": Sample(
         make=lambda by, ids: Release(TOPIC, "lisa", [by.receipt(m) for m in ids]),

@@ -10,8 +10,9 @@ import redis
 
 from lisa import Consumer, Manager, Message, Producer, Retry
 from lisa.admin.fsck import KINDS, CheckReport, check
-from lisa.core.model.envelope import encode_envelope, new_token
-from lisa.core.model.keys import GroupKeys, TopicKeys
+from lisa.core.model.envelope import encode_envelope, fence_of, new_token
+from lisa.core.model.keys import GroupKeys, TopicKeys, keyed_id
+from lisa.core.transitions.ack import Ack, Settlement
 from lisa.core.transitions.change import Cancel, Reschedule
 from lisa.core.transitions.groups import Undeclare
 from lisa.core.transitions.promote import Promote
@@ -157,6 +158,55 @@ def test_a_lost_stream_or_index(cast: Cast, lost: str, kinds: dict[str, int]) ->
     mend(cast)
     assert cast.store.call(Promote(TOPIC)).moved == 2
     assert {entry.id for entry in cast.take()} == {"ready", "held"}
+
+
+def lanes_of(cast: Cast) -> None:
+    """A lane with a message in flight and two parked ones, and one without a key in flight."""
+    cast.configure(key_concurrency="1")
+    for one in (*(keyed_id("k", own_id) for own_id in "123"), "plain"):
+        cast.send(message_id=one)
+    cast.store.call(Promote(TOPIC))
+    assert len(cast.take()) == 2
+
+
+LANES = "lisa:{orders}:g:g:lanes"
+
+
+@pytest.mark.parametrize(
+    ("damage", "kinds"),
+    [
+        (("HSET", LANES, "k", "2 2"), {"miscounted": 1}),
+        (("HSET", LANES, "k", "1 1"), {"miscounted": 1}),
+        (("HSET", LANES, "k", "1 9 5 0 0 0 "), {"miscounted": 1}),
+        (("HSET", LANES, "gone", "1 0"), {"miscounted": 1}),
+        (("HDEL", LANES, "k"), {"miscounted": 1}),
+        (("HDEL", LANES, ""), {"miscounted": 1}),
+        (("DEL", LANES), {"miscounted": 2}),
+        (("ZREMRANGEBYRANK", "lisa:{orders}:g:g:queues", 0, 0), {"unqueued": 1, "miscounted": 1}),
+        (("DEL", "lisa:{orders}:g:g:queues"), {"unqueued": 2, "miscounted": 1}),
+    ],
+)
+def test_a_lane_is_counted_again_and_goes_on(
+    cast: Cast, damage: tuple[str, ...], kinds: dict[str, int]
+) -> None:
+    lanes_of(cast)
+    assert run(cast).findings == []
+    cast.ask(*damage)
+    assert run(cast).kinds == kinds
+    assert run(cast).kinds == kinds, "looking alone mends nothing"
+    mend(cast)
+    for own_id in "123":
+        entry = cast.ask("HGET", cast.own.entries, keyed_id("k", own_id))
+        assert entry, own_id
+        cast.take()
+        (body,) = cast.store.keys.topic(TOPIC).bodies([keyed_id("k", own_id)])
+        fence = fence_of(cast.ask("GET", body))
+        settlement = Settlement(keyed_id("k", own_id), entry.decode(), fence, 0, 1)
+        assert cast.store.call(Ack(TOPIC, "g", [settlement])) == ["acked"]
+        cast.store.call(Promote(TOPIC))
+    assert run(cast).findings == []
+    left = set(cast.ask("HKEYS", LANES))
+    assert left - {b""} == {one for one in left if one.startswith(b"\x1f")}
 
 
 def test_a_lost_declaration_is_declared_again(cast: Cast) -> None:

@@ -112,3 +112,21 @@ class Trim(OfGroup, Transition[Trimmed]):
     def parse(self, reply: Sequence[Any]) -> Trimmed:
         cursor, removed, entries, indexed = reply
         return Trimmed(text(cursor) or None, removed, entries, indexed)
+
+
+@dataclass(frozen=True)
+class Recount(OfGroup, Transition[list[str]]):
+    """Correct the counts of lanes, given by their keys. Returns the keys of those that were wrong.
+
+    judge: only report them.
+    """
+
+    script: ClassVar[str] = "recount"
+    lanes: Sequence[str]
+    judge: bool = False
+
+    def args(self) -> Sequence[Argument]:
+        return [int(self.judge), len(self.lanes), *self.lanes]
+
+    def parse(self, reply: Sequence[Any]) -> list[str]:
+        return list(map(text, reply))
