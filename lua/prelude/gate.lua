@@ -92,10 +92,7 @@ local function look_again(group, gate)
     gate.again = key and '(' .. key .. ' ' or ''
   end
   for key, lane in pairs(lanes_of(group, keys)) do
-    local id = key .. US .. lane.head
-    if lane.head ~= '' and lane_rules(group).order ~= 'hold' and call('ZSCORE', group.garbage, id) then
-      lane.head, group.changed[key] = '', true
-    end
+    if let_dead_go(group, lane) then group.changed[key] = true end
   end
   give_turns(group, keys, at)
 end

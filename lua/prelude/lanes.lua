@@ -264,6 +264,14 @@ local function let_go(group, id)
   reopen(group, {key})
 end
 
+-- A dead message holds its lane no longer once the order is not `hold`. Returns whether it did.
+local function let_dead_go(group, lane)
+  if lane.head == '' or lane_rules(group).order == 'hold' then return false end
+  if not call('ZSCORE', group.garbage, lane.key .. US .. lane.head) then return false end
+  lane.head = ''
+  return true
+end
+
 -- Parks messages that are due, given as pairs {id, due time, ...}.
 local function park(group, pairs)
   if #pairs == 0 then return end
@@ -272,6 +280,7 @@ local function park(group, pairs)
   local own_policies = call('EXISTS', POLICY) == 1 and call('HMGET', POLICY, unpack(ids)) or {}
   local keys = keys_of(ids)
   local lanes = lanes_of(group, keys)
+  for _, key in ipairs(keys) do let_dead_go(group, lanes[key]) end
   local queued, spots, open, at = {}, {}, {}, {}
   for i, id in ipairs(ids) do
     local key, own = lane_of(id)

@@ -173,6 +173,18 @@ def test_a_requeued_message_that_held_its_key_comes_first(lanes: Lanes) -> None:
     assert lanes.ready() == ["k/1"]
 
 
+def test_a_dead_message_does_not_hold_what_is_sent_after_another_order(lanes: Lanes) -> None:
+    ordered(lanes, "hold")
+    lanes.send("k/1")
+    lanes.promote()
+    lanes.fail("k/1", "discard")
+    ordered(lanes, "continue")
+    lanes.promote()
+    lanes.send("k/2")
+    lanes.promote()
+    assert lanes.ready() == ["k/2"]
+
+
 def test_a_delivery_that_is_replaced_gives_its_slot_back(lanes: Lanes) -> None:
     """Its handler may still run, beside that of the next message."""
     ordered(lanes)
