@@ -15,6 +15,7 @@ from lisa.cli.send import kind_options, parse_body, parse_headers
 from lisa.cli.topics import require_topics
 from lisa.core.model.clock import datetime_ms, parse_zone
 from lisa.core.model.keys import shown_id
+from lisa.core.model.lanes import MAX_COST
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import body_of
 
@@ -125,6 +126,8 @@ def show(chosen: Chosen, topic: str, name: str) -> None:
 @click.option("--retry", metavar="DELAYS", help="Retry delays: 0,0,2m,10m; '' for no retries.")
 @click.option("--late", metavar="POLICY", help="'collapse after 10m', or skip, garbage or run.")
 @click.option("--key", metavar="KEY", help="Of each occurrence.")
+@click.option("--cost", type=click.IntRange(1, MAX_COST), help="Of each occurrence. Default: 1.")
+@click.option("--slack", type=duration, metavar="DURATION", help="Each may start this much later.")
 @click.option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
 @kind_options
 @click.option("--if-version", type=click.IntRange(0), help="Only change this version; 0: create.")
@@ -268,7 +271,7 @@ def _text(value: object) -> object:
 def _fields(one: ScheduleInfo) -> dict[str, Any]:
     """A schedule for JSON output."""
     definition = one.definition
-    times = {"every_ms", "jitter_ms", "max_late_ms", "ttl_ms"}
+    times = {"every_ms", "jitter_ms", "max_late_ms", "slack_ms", "ttl_ms"}
     plain = {name: getattr(definition, name) or None for name in sorted(times)}
     return {
         "topic": one.topic,
@@ -292,6 +295,7 @@ def _fields(one: ScheduleInfo) -> dict[str, Any]:
         "retry": definition.policy,
         "late": late_text(definition.late),
         "key": definition.key,
+        "cost": definition.cost,
         **plain,
         **body_fields(body_of(definition)),
     }

@@ -526,6 +526,8 @@ class Flows(Sending):
         retry: RetryDelays | None = None,
         late: Late | None = None,
         key: str | None = None,
+        cost: int | None = None,
+        slack: timedelta | str | None = None,
         if_version: int | None = None,
     ) -> Flow[bool]:
         """Create or change the schedule `name` of a topic; returns whether anything changed.
@@ -547,8 +549,8 @@ class Flows(Sending):
             "replace_unstarted".
         template: fill `${tick}`, `${tick_ms}`, `${previous}`, `${previous_ms}` and `${count}` into
             the texts of the body.
-        headers, ttl, retry, late: of each occurrence, see `send`. "collapse after 10m" runs only
-            the newest of several late occurrences.
+        headers, ttl, retry, late, cost, slack: of each occurrence, see `send`. "collapse after 10m"
+            runs only the newest of several late occurrences.
         key: of each occurrence, see `send`. Occurrences under another key, from before it was
             changed, do not count as earlier ones for `overlap`.
         if_version: change only this version of the schedule; 0: only create it.
@@ -577,6 +579,8 @@ class Flows(Sending):
             retry=retry,
             late=late,
             key=key,
+            cost=cost,
+            slack=slack,
         )
         definition = define(body, options, self._zone)
         topic = check_topic(topic)

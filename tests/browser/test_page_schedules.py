@@ -228,6 +228,8 @@ DEFINITIONS: list[tuple[object, dict[str, Any]]] = [
     (1, {"every": "1h", "late": "collapse after 1d2h3s"}),
     (1, {"every": "1h", "late": "run"}),
     (1, {"every": "1h", "key": " order/42 "}),
+    (1, {"every": "1h", "cost": 5, "slack": "90s"}),
+    (1, {"every": "1h", "slack": "0s"}),
 ]
 
 

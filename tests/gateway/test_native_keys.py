@@ -271,8 +271,11 @@ def test_sends_of_a_key_are_coalesced(client: httpx.Client) -> None:
 def test_a_schedule_has_a_key(client: httpx.Client) -> None:
     topic = new_topic()
     path = f"/v1/topics/{topic}/schedules/daily"
-    client.put(path, json={"body": 1, "every_ms": "1d", "key": "k"})
-    assert client.get(path).json()["key"] == "k"
+    lane = {"cost": 5, "slack_ms": 30_000}
+    client.put(path, json={"body": 1, "every_ms": "1d", "key": "k", **lane})
+    found = client.get(path).json()
+    assert found["key"] == "k"
+    assert lane.items() <= found.items()
     made = client.post(f"{path}/run").json()
     assert (made["key"], made["id"].startswith(f"k{US}daily")) == ("k", True)
 

@@ -10,10 +10,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from click.testing import CliRunner
 
 from lisa import AsyncProducer, Consumer, Manager, Message, Producer, ScheduleChanged
 from lisa.admin import groups
 from lisa.admin.fsck import check
+from lisa.cli.main import main
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError, InvalidMessage, LisaError, TopicFull
 from lisa.core.model.keys import keyed_id
@@ -24,6 +26,7 @@ from lisa.core.settings import ManagerSettings
 from lisa.core.store.inspection import FoundMessage
 from lisa.core.store.schedules import ScheduleInfo, tick_all
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.base import text
 from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.schedule import ScheduleOutcome
@@ -435,6 +438,27 @@ def test_a_full_topic_and_unreadable_schedules_cost_no_occurrence(
         cast.ack(entry)
         wait_until(cast.read)
     assert int(cast.ask("ZSCORE", cast.keys.ticks, "bad")) > cast.now_ms()
+
+
+def test_occurrences_have_the_cost_and_the_slack_of_their_schedule(
+    cast: Cast, producer: Producer, registry: Registry
+) -> None:
+    schedule: dict[str, Any] = {"topic": TOPIC, "every": "1h", "late": "run", "cost": 5}
+    entry = schedule | {"name": "file", "slack": "30s"}
+    registry.reconfigure(Plan.from_settings(ManagerSettings.load(schedules=[entry])))
+    registry.step()
+    assert registry.topic_errors.of(TOPIC) is None
+    producer.schedule("code", body=None, **schedule)
+    policies = {text(value) for value in cast.ask("HVALS", cast.keys.policy)}
+    assert policies == {"*;0,run;5,30000", "*;0,run;5,"}
+    command = ["schedules", "set", TOPIC, "code", "--every", "1h", "--slack", "0s"]
+    done = CliRunner().invoke(main, [*command, "--redis", cast.url])
+    assert done.exit_code == 0, done.output
+    policies = {text(value) for value in cast.ask("HVALS", cast.keys.policy)}
+    assert policies == {"*;0,run;5,30000", "*;;,0"}
+    for wrong in ({"cost": 0}, {"slack": "31d"}, {"cost": "5"}):
+        with pytest.raises(InvalidMessage):
+            producer.schedule("code", body=None, **(schedule | wrong))
 
 
 def test_an_unreadable_schedule_can_be_removed(cast: Cast, producer: Producer) -> None:

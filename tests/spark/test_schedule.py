@@ -506,6 +506,26 @@ def test_windows_move_due_times_but_do_not_change_ids(jobs: Jobs) -> None:
     assert (first.accepted, again.accepted, again.duplicate) == (5, 0, 5)
 
 
+def test_costs_and_slacks_of_rows(jobs: Jobs) -> None:
+    rows = [
+        ("both", 5, "30s", "skip after 10m"),
+        ("cost", 2, None, None),
+        ("slack", None, "1500", None),
+        ("plain", None, None, None),
+        ("dear", 1_001, None, None),
+        ("slow", None, "31d", None),
+    ]
+    df = jobs.spark.createDataFrame(rows, "id string, cost int, slack string, late string")
+    done = jobs.schedule(df.selectExpr("*", "'x' AS body", f"{LATER} AS due"))
+    assert (done.accepted, done.refused) == (4, 2)
+    assert "dear: cost: " in " ".join(done.reasons)
+    assert jobs.client.hgetall(KEYS.policy) == {
+        b"both": b"*;600000,skip;5,30000",
+        b"cost": b"*;;2,",
+        b"slack": b"*;;,1500",
+    }
+
+
 def test_late_policies_of_rows(jobs: Jobs) -> None:
     hour_ago = int(time.time() * 1000) - 3_600_000
     rows = [

@@ -29,6 +29,8 @@ COLUMN_OPTIONS = (
     "ttl",
     "retry",
     "late",
+    "cost",
+    "slack",
     "headers",
     "body",
 )
@@ -102,6 +104,12 @@ COLUMN_OPTIONS = (
     "--late",
     metavar="COL|POLICY",
     help="Late policies: a column, or one such as 'skip after 10m' for all rows.",
+)
+@click.option("--cost", metavar="COL|N", help="Costs: a column, or one number for all rows.")
+@click.option(
+    "--slack",
+    metavar="COL|DURATION",
+    help="How much later rows may start without harm: a column, or a duration for all rows.",
 )
 @click.option(
     "--headers", metavar="COL", help="Headers, map<string,string>. Default: column headers."

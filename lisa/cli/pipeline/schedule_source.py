@@ -38,6 +38,7 @@ from lisa.pipeline.errors import one_line
 from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
 from lisa.pipeline.paths import LOCAL_FILES, readable, shown
 from lisa.pipeline.source.columns import CORRUPT
+from lisa.pipeline.source.rows import read_cost
 
 ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
@@ -69,7 +70,7 @@ _INFERRING = "locale timeZone nanValue positiveInf negativeInf samplingRatio pre
 
 TIMES = frozenset({"due", "delay", "at_local"})
 
-NAMED_ONLY = frozenset({"key", "at_local", "tz", "window", "late"})
+NAMED_ONLY = frozenset({"key", "at_local", "tz", "window", "late", "cost", "slack"})
 """Parts of a message that a column becomes only if an option names it."""
 
 _LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")
@@ -502,7 +503,7 @@ def _missing(part: str, wanted: str, names: Collection[str]) -> ConfigError:
 
 def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> Column:
     if wanted not in names:
-        if part in ("delay", "ttl", *_CONSTANTS):
+        if part in ("delay", "ttl", "slack", *_CONSTANTS):
             return _constant(part, wanted, names)
         raise _missing(part, wanted, names)
     column, kind = col(wanted), table.schema[wanted].dataType
@@ -524,6 +525,7 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
 _CONSTANTS: dict[str, Callable[[str], object]] = {
     "retry": RetryPolicy.parse,
     "late": own_late,
+    "cost": read_cost,
     "tz": parse_zone,
     "window": parse_window,
 }

@@ -389,6 +389,10 @@ class ScheduleSettings(Section):
     retry: Policy | None = Field(default=None, description="Retry policy of each occurrence.")
     late: LateField | None = Field(default=None, description="Late policy of each occurrence.")
     key: str | None = Field(default=None, description="Key of each occurrence.")
+    cost: int | None = Field(default=None, description="Cost of each occurrence, from 1. Unset: 1.")
+    slack: Duration | None = Field(
+        default=None, description="How much later each occurrence may start without harm."
+    )
 
     @model_validator(mode="after")
     def _can_be_defined(self) -> Self:

@@ -22,7 +22,6 @@ import msgspec
 from lisa.core.model.clock import ms_datetime, utc_text
 from lisa.core.model.envelope import encode_head, new_token
 from lisa.core.model.errors import InvalidMessage, LisaError, Misplaced, ScheduleChanged, TopicFull
-from lisa.core.model.late import message_policy
 from lisa.core.model.options import BYTES_PER_CALL
 from lisa.core.model.recurring.definition import (
     MOST_CAUGHT_UP,
@@ -370,7 +369,7 @@ def _occurrences(name: str, step: TickStep, token: str) -> list[NewOccurrence]:
             due_ms(definition, name, tick) if step.has_jitter else tick,
             head + definition.body_at(name, tick, previous, number),
             definition.ttl_ms,
-            message_policy(definition.policy, definition.late),
+            definition.message_policy,
         )
         for tick, number, previous in step.creates
     ]

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import InvalidMessage
+from lisa.core.model.lanes import MAX_COST
 from lisa.core.model.late import late_text
 from lisa.core.model.recurring.definition import (
     MIN_EVERY_MS,
@@ -48,6 +49,7 @@ from lisa.gateway.api.types import (
     OwnId,
     Request,
     Retries,
+    Slack,
     Ttl,
     read_body,
     read_policy,
@@ -128,6 +130,13 @@ class ScheduleRequest(Request):
         Meta(description="The late policy of each occurrence, such as 'collapse after 10m'."),
     ] = None
     key: Annotated[OwnId | None, Meta(description="The key of each occurrence.")] = None
+    cost: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_COST)] | None,
+        Meta(description="What each occurrence costs of a rate and of a turn; default 1."),
+    ] = None
+    slack_ms: Annotated[
+        Slack | None, Meta(description="How much later each occurrence may start without harm.")
+    ] = None
     if_version: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Change only this version of the schedule; 0: only create it."),
@@ -162,6 +171,8 @@ class ScheduleAnswer(Answer):
     retry: str | None
     late: str | None
     key: str | None
+    cost: int | None
+    slack_ms: int | None
     body: Any | UnsetType = UNSET
     body_base64: str | UnsetType = UNSET
 

@@ -43,7 +43,7 @@ READ_S = 2.0
 
 NO_RETRIES = "none"
 
-TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "late")
+TEXTS = ("cron", "every", "tz", "start", "until", "jitter", "max_late", "ttl", "late", "slack")
 """Fields that a schedule takes as text; empty ones are unset."""
 
 
@@ -215,6 +215,8 @@ def fields_of(defined: ScheduleDefinition) -> dict[str, str]:
         "retry": "" if retry is None else str(RetryPolicy.decode(retry)) or NO_RETRIES,
         "late": late_text(defined.late) or "",
         "message_key": defined.key or "",
+        "cost": "" if defined.cost is None else str(defined.cost),
+        "slack": "" if defined.slack_ms is None else in_one_unit(defined.slack_ms),
         **_body_fields(defined.kind, defined.body),
     }
 
@@ -247,6 +249,7 @@ def options_of(fields: Mapping[str, str], stored: ScheduleDefinition | None) -> 
         "template": fields.get("template") == "yes",
         "headers": _headers(fields.get("headers", "")),
         "key": fields.get("message_key") or None,
+        "cost": _number("cost", fields.get("cost", "")),
         "retry": {"": None, NO_RETRIES: ""}.get(retry, retry),
         "body": _body(fields, stored),
     }

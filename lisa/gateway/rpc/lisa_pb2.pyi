@@ -903,7 +903,7 @@ class NamedScheduleRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SetScheduleRequest(_message.Message):
-    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version", "late", "key")
+    __slots__ = ("topic", "name", "body_json", "body_bytes", "cron", "every_ms", "tz", "dst", "start", "until", "count", "jitter_ms", "catch_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "if_version", "late", "key", "cost", "slack_ms")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -933,6 +933,8 @@ class SetScheduleRequest(_message.Message):
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    SLACK_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     body_json: str
@@ -955,7 +957,9 @@ class SetScheduleRequest(_message.Message):
     if_version: int
     late: str
     key: str
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ..., late: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    cost: int
+    slack_ms: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start: _Optional[str] = ..., until: _Optional[str] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., if_version: _Optional[int] = ..., late: _Optional[str] = ..., key: _Optional[str] = ..., cost: _Optional[int] = ..., slack_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleChangedAnswer(_message.Message):
     __slots__ = ("name", "changed")
@@ -966,7 +970,7 @@ class ScheduleChangedAnswer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., changed: bool = ...) -> None: ...
 
 class ScheduleAnswer(_message.Message):
-    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes", "late", "topic", "key")
+    __slots__ = ("name", "version", "paused", "next_ms", "last_ms", "created", "cron", "every_ms", "tz", "dst", "start_ms", "until_ms", "count", "jitter_ms", "catch_up", "max_caught_up", "max_late_ms", "overlap", "template", "headers", "ttl_ms", "retry", "body_json", "body_bytes", "late", "topic", "key", "cost", "slack_ms")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1001,6 +1005,8 @@ class ScheduleAnswer(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    SLACK_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     paused: bool
@@ -1028,7 +1034,9 @@ class ScheduleAnswer(_message.Message):
     late: str
     topic: str
     key: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., late: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    cost: int
+    slack_ms: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., paused: bool = ..., next_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., created: _Optional[int] = ..., cron: _Optional[str] = ..., every_ms: _Optional[int] = ..., tz: _Optional[str] = ..., dst: _Optional[str] = ..., start_ms: _Optional[int] = ..., until_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., max_caught_up: _Optional[int] = ..., max_late_ms: _Optional[int] = ..., overlap: _Optional[str] = ..., template: bool = ..., headers: _Optional[_Mapping[str, str]] = ..., ttl_ms: _Optional[int] = ..., retry: _Optional[str] = ..., body_json: _Optional[str] = ..., body_bytes: _Optional[bytes] = ..., late: _Optional[str] = ..., topic: _Optional[str] = ..., key: _Optional[str] = ..., cost: _Optional[int] = ..., slack_ms: _Optional[int] = ...) -> None: ...
 
 class SchedulesAnswer(_message.Message):
     __slots__ = ("schedules", "cursor")

@@ -86,8 +86,8 @@ def schedule(
     bigint of milliseconds, or text as in "1h30m") or `at_local` (text as in "2026-12-24T09:00", or
     timestamp_ntz) with `tz`, else due now; optionally `id`, `key`, `ttl` (as `delay`), `headers`
     (map<string,string>), `retry` (text as in "0,0,2m", or an array of delays), `late` (text as in
-    "skip after 10m"), `window` (text as in "mon-fri 9-17"), `topic`, `kind` ("j" if the text of
-    the body is JSON, "s", "b").
+    "skip after 10m"), `cost` (bigint), `slack` (as `delay`), `window` (text as in "mon-fri 9-17"),
+    `topic`, `kind` ("j" if the text of the body is JSON, "s", "b").
 
     topic: topic of all rows, unless they have a column `topic`.
     url, prefix: the server; by default LISA_REDIS_URL, else redis://localhost:6379/0.

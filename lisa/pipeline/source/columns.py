@@ -95,6 +95,8 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
         "string as in '0,0,2m', or an array of day-time intervals or of bigint milliseconds",
     ),
     "late": (_one_of(spark.StringType), "string as in 'skip after 10m'"),
+    "cost": (_one_of(*_INTEGERS, spark.StringType), "bigint, or string of a number"),
+    "slack": (_is_duration, _DURATION),
     "topic": (_one_of(spark.StringType), "string"),
     CORRUPT: (_one_of(spark.StringType), "string, what could not be read of the row"),
 }

@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -38,7 +39,8 @@ from lisa.core.model.keys import (
     check_topic,
     keyed_id,
 )
-from lisa.core.model.late import message_policy, own_late
+from lisa.core.model.lanes import own_lane
+from lisa.core.model.late import message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.placing import check_window, clock_ms, place
 from lisa.pipeline.source.outcome import corrupt_rows
@@ -133,6 +135,13 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     if "late" in columns:
         lates = each("late", _late, None, columns["late"].to_pylist())
         policies = list(map(message_policy, policies, lates))
+    if "cost" in columns or "slack" in columns:
+        lanes = _lanes(columns, nothing, conversion)
+        parts = map(split_policy, policies)
+        policies = [
+            message_policy(part.retry, part.late, lane)
+            for part, lane in zip(parts, lanes, strict=True)
+        ]
     given: Sequence[Any] = ()
     if "headers" in columns:
         given = each("headers", _different, None, columns["headers"].to_pylist())
@@ -163,6 +172,20 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         keys=keys,
         refused=conversion.refused,
     )
+
+
+def _lanes(
+    columns: Mapping[str, pa.Array], nothing: list[None], conversion: _Conversion
+) -> list[str | None]:
+    """The costs and slacks of messages in their stored form."""
+    costs: Sequence[int | None] = nothing
+    slacks: Sequence[timedelta | None] = nothing
+    if "cost" in columns:
+        costs = conversion.each("cost", read_cost, None, columns["cost"].to_pylist())
+    if "slack" in columns:
+        given = _milliseconds(columns["slack"]).to_pylist()
+        slacks = conversion.each("slack", _slack, None, given)
+    return [_lane(*both) for both in zip(costs, slacks, strict=True)]
 
 
 def _ids(texts: pa.Array, keys: Sequence[str | None], conversion: _Conversion) -> Sequence[str]:
@@ -307,6 +330,27 @@ def _policy_of_text(text: str) -> str:
 @lru_cache(maxsize=1024)
 def _late(text: str | None) -> str | None:
     return own_late(text)
+
+
+def read_cost(given: int | str | None) -> int | None:
+    """The cost of a message, which may be text. Raises InvalidMessage."""
+    if isinstance(given, str) and given.isascii() and given.isdecimal():
+        given = int(given[:9])
+    own_lane(given, None)
+    return given if isinstance(given, int) else None
+
+
+def _slack(given: int | str | None) -> timedelta | None:
+    if given is None:
+        return None
+    slack = timedelta(milliseconds=_duration_ms(given))
+    own_lane(None, slack)
+    return slack
+
+
+@lru_cache(maxsize=1024)
+def _lane(cost: int | None, slack: timedelta | None) -> str | None:
+    return own_lane(cost, slack)
 
 
 def _id(value: str | None) -> str:

@@ -42,7 +42,8 @@ from lisa.core.model.keys import (
     keyed_id,
     plain_text,
 )
-from lisa.core.model.late import LatePolicy
+from lisa.core.model.lanes import own_lane
+from lisa.core.model.late import LatePolicy, message_policy
 from lisa.core.model.recurring.calendar import first_instant, parse_cron
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.placing import check_window
@@ -149,7 +150,7 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """What users define. Durations are in ms, instants in epoch ms; has either cron or every_ms.
 
     body is text: JSON (kind "j"), a string ("s") or base64 ("b"). policy, late: an encoded retry
-    policy and late policy. key: of each occurrence.
+    policy and late policy. key, cost, slack_ms: of each occurrence.
     """
 
     cron: str = ""
@@ -172,6 +173,8 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     policy: str | None = None
     late: str | None = None
     key: str | None = None
+    cost: int | None = None
+    slack_ms: int | None = None
 
     def check(self) -> Self:
         """Return the definition. Raises InvalidMessage, which names the parameter and the fix."""
@@ -224,6 +227,12 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def encoded_body(self) -> bytes:
         """The body, or its template, as bytes."""
         return base64.b64decode(self.body) if self.kind == "b" else self.body.encode()
+
+    @property
+    def message_policy(self) -> str | None:
+        """The stored policies of each occurrence; None if it has none of its own."""
+        slack = None if self.slack_ms is None else timedelta(milliseconds=self.slack_ms)
+        return message_policy(self.policy, self.late, own_lane(self.cost, slack))
 
     @property
     def is_ahead(self) -> bool:
@@ -360,6 +369,8 @@ class ScheduleOptions(TypedDict, total=False):
     retry: RetryPolicy | Sequence[timedelta | str] | str | None
     late: LatePolicy | Mapping[str, timedelta | str] | str | None
     key: str | None
+    cost: int | None
+    slack: timedelta | str | None
 
 
 def define(
@@ -380,7 +391,8 @@ def define(
     catch_up, most = _catch_up(options.get("catch_up", CatchUp.ONE))
     kind, text = stored_body(body)
     retry, late, ttl = options.get("retry"), options.get("late"), options.get("ttl")
-    key = options.get("key")
+    key, slack = options.get("key"), options.get("slack")
+    own_lane(options.get("cost"), slack)  # raises InvalidMessage
     headers = checked_headers(options.get("headers"))
     if WINDOW_HEADER in headers:
         check_window(headers[WINDOW_HEADER], headers)
@@ -408,6 +420,8 @@ def define(
         policy=None if retry is None else RetryPolicy.parse(retry).encode(),
         late=None if late is None else LatePolicy.parse(late).encode(),
         key=None if key is None else check_key(key),
+        cost=options.get("cost"),
+        slack_ms=_ms("slack", slack),
     ).check()
 
 
