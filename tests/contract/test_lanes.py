@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from lisa.core.model.keys import keyed_id
-from lisa.core.transitions.ack import Ack
+from lisa.core.transitions.ack import Ack, Acked
 from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.inspect import Inspect
@@ -139,6 +139,25 @@ def test_a_slot_is_given_back_by_whatever_takes_a_message_out(lanes: Lanes) -> N
     lanes.promote()
     assert lanes.ready() == ["a/004"]
     lanes.bench.call(Cancel(TOPIC, [whole("a/004"), whole("a/003"), whole("a/001")]))
+    assert lanes.is_clean()
+
+
+def test_a_late_ack_gives_a_slot_back_once(lanes: Lanes) -> None:
+    lanes.set(order="continue", ordered=1)
+    lanes.send("k/1", "k/2", "k/3")
+    lanes.promote()
+    first = lanes.bench.settlement(whole("k/1"))
+    lanes.fail("k/1", 0)
+    lanes.promote()
+    second = lanes.bench.settlement(whole("k/1"))
+    assert lanes.bench.call(Ack(TOPIC, "lisa", [first])) == [Acked.LATE]
+    assert lanes.ready() == ["k/2"]
+    for settlement in (second, first):
+        assert lanes.bench.call(Ack(TOPIC, "lisa", [settlement])) == [Acked.REPEATED]
+    lanes.promote()
+    assert lanes.ready() == ["k/2"]
+    lanes.ack("k/2")
+    lanes.ack("k/3")
     assert lanes.is_clean()
 
 
@@ -296,9 +315,10 @@ def test_a_higher_limit_applies_to_lanes_without_a_free_slot(lanes: Lanes) -> No
     lanes.set(key_concurrency=1)
     for key in range(600):
         lanes.send(f"{key:03}/1", f"{key:03}/2")
-    while len(lanes.parked()) > 600:
+    while len(lanes.ready()) < 600:
         lanes.promote()
         lanes.bench.store.ask("XREADGROUP", "GROUP", "lisa", "c", "STREAMS", lanes.keys.ready, ">")
+    assert len(lanes.parked()) == 600
     lanes.set(key_concurrency=2)
     while lanes.promote().moved:
         lanes.bench.store.ask("XREADGROUP", "GROUP", "lisa", "c", "STREAMS", lanes.keys.ready, ">")

@@ -67,7 +67,7 @@ def test_a_rate_is_kept_and_used_up(kit: LisaTestKit, option: str, *, waits: boo
 def test_a_rate_follows_a_clock_that_is_set_back(clock: ClockedServer) -> None:
     """A lane does not stay closed until the clock has caught up."""
     clock.clear()
-    now_us = time.time_ns() // 1000
+    now_us = time.time_ns() // 1_000_000 * 1000
     clock.set_time(now_us)
     cast = Cast(clock.url).declare(key_rate="1,60000,1")
     for own_id in "123":

@@ -78,7 +78,7 @@ VALUES = {
     "slack": st.sampled_from(["0", "1500"]),
     "retry_delays": st.sampled_from(["", "0", "1000,0", "0,0,0"]),
     "max_ready": st.sampled_from([None, "1", "3"]),
-    "paused": st.sampled_from(["0", "0", "1"]),
+    "paused": st.sampled_from(["0", "0", "0", "0", "1"]),
 }
 options = st.sampled_from([*VALUES, *VALUES, *[f"{name}@h" for name in [*VALUES][:7]]]).flatmap(
     lambda name: st.tuples(st.just(name), VALUES[name.partition("@")[0]])
@@ -231,6 +231,19 @@ class Machine(RuleBasedStateMachine):
         start: str | None = FIRST
         while start is not None:
             start = self.call(Reclaim(TOPIC, group, start)).cursor
+
+    @rule(group=groups, consumer=st.sampled_from(["c1", "c2-h"]))
+    def work(self, group: str, consumer: str) -> None:
+        """Everything that may run is taken."""
+        self.run_manager()
+        self.take(group, 4, consumer)
+
+    @rule(group=groups, consumer=st.sampled_from(["c1", "c2-h"]))
+    def die(self, group: str, consumer: str) -> None:
+        """A consumer dies with what it holds."""
+        self.work(group, consumer)
+        self.move_clock(ACK_TIMEOUT_MS + 1)
+        self.reclaim(group)
 
     @rule(batch=batches)
     def expire(self, batch: list[str]) -> None:
