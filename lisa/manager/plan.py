@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class TopicPlan:
     """The groups and the encoded options to declare for one topic.
 
-    `options=None` leaves the topic's options alone; an empty mapping removes options that an
-    earlier configuration declared. `batch` is the most messages that one promote call moves.
-    `schedules` are recurring messages by name.
+    key_limits: encoded limits of single keys. `options=None` leaves the topic's options alone; an
+    empty mapping removes options that an earlier configuration declared. `batch` is the most
+    messages that one promote call moves. `schedules` are recurring messages by name.
     """
 
     groups: tuple[str, ...] = ()
     options: Mapping[str, str] | None = None
+    key_limits: Mapping[str, str] = field(default_factory=dict)
     batch: int = LARGEST_BATCH
     schedules: Mapping[str, ScheduleDefinition] = field(default_factory=dict)
 
@@ -87,11 +88,13 @@ class Plan:
     def from_settings(cls, settings: ManagerSettings) -> Self:
         """A plan from a configuration file."""
         options, batches = settings.topic_options(), settings.moving_sizes()
+        limits = settings.key_limits()
         server = settings.manager_server
         topics = {
             topic: TopicPlan(
                 groups=groups,
                 options=topic_options.encode(options.get(topic, {})),
+                key_limits={key: given.encode() for key, given in limits[topic].items()},
                 batch=batches.get(topic, LARGEST_BATCH),
             )
             for topic, groups in settings.topics().items()
@@ -178,6 +181,9 @@ def _topic_differences(old: TopicPlan, new: TopicPlan) -> Iterator[str]:
     for name in sorted({*was, *now}):
         if was.get(name) != now.get(name):
             yield f"{name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
+    for key in sorted({*old.key_limits, *new.key_limits}):
+        if old.key_limits.get(key) != new.key_limits.get(key):
+            yield f"limits of key {key} changed"
     for name in new.groups:
         if name not in old.groups:
             yield f"group {name} added"

@@ -25,12 +25,13 @@ from lisa.core.model.options import warning
 from lisa.core.model.recurring.definition import ScheduleDefinition
 from lisa.core.model.sharding import Shard, Topic, own_shard, topic_of, topics_of
 from lisa.core.store import presence, schedules
+from lisa.core.store.limits import DECLARED
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import lost_shards, spread, unnamed
 from lisa.core.store.store import SyncStore, chunks, grouped
 from lisa.core.transitions.base import text
 from lisa.core.transitions.groups import Declare
-from lisa.core.transitions.topic import Configure
+from lisa.core.transitions.topic import Configure, LimitKeys
 from lisa.manager.bulk_reads import PAGE, ask_each, topics_with_keys
 from lisa.manager.loop import NextDue
 from lisa.manager.nodes import Nodes
@@ -271,6 +272,7 @@ class Registry:
             changed = self._store.call(Configure(topic, values, declared=True)) if values else 0
             if changed:
                 TopicLog(log, topic).info("%d options declared", changed)
+            _declare_limits(self._store, topic, names, plan.key_limits)
         for group in plan.groups:
             if self._store.call(Declare(topic, group)):
                 TopicLog(log, topic, group).info("declared")
@@ -340,6 +342,17 @@ def _warn(plan: Plan) -> None:
         line = warning(topic, topic_plan.options or {})
         if line is not None:
             log.warning(line)
+
+
+def _declare_limits(
+    store: SyncStore, topic: str, fields: Iterable[str], wanted: Mapping[str, str]
+) -> None:
+    """Declare limits of keys, and remove those that an earlier configuration declared."""
+    earlier = {name[len(DECLARED) :] for name in fields if name.startswith(DECLARED)}
+    changes = dict.fromkeys(sorted(earlier - wanted.keys()), "") | dict(wanted)
+    for page in chunks(list(changes.items()), PAGE):
+        if changed := store.call(LimitKeys(topic, "declare", dict(page))):
+            TopicLog(log, topic).info("limits of %d keys declared", changed)
 
 
 def _declare_schedules(

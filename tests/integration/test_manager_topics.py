@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import redis
 
+from lisa.admin.limits import set_limits
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.lanes import KeyLimits
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import ChannelSubscription, Connection
+from lisa.core.settings import ManagerSettings
 from lisa.core.store import presence
+from lisa.core.store.limits import read as read_limits
 from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.nodes import Node
@@ -43,6 +48,41 @@ class TestRegistry:
         registry(cast, a={}).step()  # no longer declared
         assert a.options().ack_timeout == timedelta(seconds=10)
 
+    def test_declares_limits_of_keys_and_keeps_what_an_operator_set(self, cast: Cast) -> None:
+        def declare(**limits: dict[str, object]) -> None:
+            first = {"topic": "orders", "group": "x", "key-limits": limits}
+            groups = [first, {"topic": "orders", "group": "y"}]
+            plan = Plan.from_settings(ManagerSettings.load(groups=groups))
+            made = Registry(cast.store, plan, lambda _: None)
+            made.step()
+            assert made.topic_errors.of("orders") is None
+
+        def stored() -> dict[str, str]:
+            return cast.store.drive(read_limits(cast.store, "orders"))
+
+        weight: dict[str, object] = {"weight": 2}
+        cast.store.drive(set_limits(cast.store, "orders", "own", KeyLimits(weight=9)))
+        declare(a={"rate": "2/s", "concurrency": 4}, b=weight, c=weight, own=weight)
+        given = {"a": "rate=2,1000,1;concurrency=4", "b": "weight=2", "c": "weight=2"}
+        assert stored() == given | {"own": "weight=9"}
+        cast.store.drive(set_limits(cast.store, "orders", "b", KeyLimits(weight=7)))
+        declare(a={"weight": 3}, b={"weight": 3}, d=weight)  # c is no longer declared
+        assert stored() == {"a": "weight=3", "b": "weight=7", "d": "weight=2", "own": "weight=9"}
+        cast.store.drive(set_limits(cast.store, "orders", "b", KeyLimits()))
+        declare(b={"weight": 3})
+        assert stored() == {"b": "weight=3", "own": "weight=9"}
+        declare()
+        assert stored() == {"own": "weight=9"}
+        assert cast.ask("HGET", cast.keys.options, "declared limits:b") is None
+
+    @pytest.mark.parametrize(
+        "wrong", [{}, {"rate": "fast"}, {"weight": 0}, {"key_rate": "2/s"}, "2/s"]
+    )
+    def test_invalid_limits_of_keys_are_refused(self, wrong: object) -> None:
+        group = {"topic": "orders", "key-limits": {"a": wrong}}
+        with pytest.raises(ConfigError):
+            ManagerSettings.load(groups=[group])
+
     @pytest.mark.parametrize("broken", [("SET", "not a hash"), ("HSET", "schedules", "not JSON")])
     def test_a_broken_topic_does_not_stop_others_and_is_retried(
         self, cast: Cast, broken: tuple[str, ...]
@@ -72,7 +112,7 @@ class TestRegistry:
         made = registry(cast)
         made.search()
         assert made.topics == ["retries", "split~1of2", "waits"]
-        assert cast.drive(cast.store.shards()) == made.topics
+        assert cast.store.drive(cast.store.shards()) == made.topics
 
     def test_a_reload_while_a_topic_is_declared_is_not_lost(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +144,7 @@ class TestAwaitedGroups:
         assert mails.groups() == (), "messages alone declare nothing"
         for topic in ("mails", "posts"):
             record = presence.ConsumerPresence(name="c", topic=topic)
-            cast.drive(presence.announce_consumer(cast.store, record))
+            cast.store.drive(presence.announce_consumer(cast.store, record))
         with monkeypatch.context() as later:
             later.setattr(presence, "GONE_AFTER_MS", 10)
             time.sleep(0.02)

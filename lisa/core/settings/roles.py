@@ -16,7 +16,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
+from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group, check_key
+from lisa.core.model.lanes import KeyLimits
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
 from lisa.core.settings.names import kebab
@@ -110,6 +111,7 @@ class RoleSettings(Strict, BaseSettings):
                 raise ValueError(f"topic {entry.topic!r}{group} is listed twice; remove one entry")
             seen.add((entry.topic, entry.group))
         self.topic_options()
+        self.key_limits()
         return self
 
     def require_enabled(self) -> None:
@@ -139,6 +141,19 @@ class RoleSettings(Strict, BaseSettings):
                     )
         shared = self._shared_options()
         return {topic: {**shared, **options} for topic, options in found.items()}
+
+    def key_limits(self) -> dict[str, dict[str, KeyLimits]]:
+        """The limits of single keys of each listed topic, by key. Raises ValueError."""
+        found: dict[str, dict[str, KeyLimits]] = {}
+        for entry in self.groups:
+            limits = found.setdefault(entry.topic, {})
+            for key, given in entry.key_limits.items():
+                if limits.setdefault(check_key(key), given) != given:
+                    raise ValueError(
+                        f"the groups of topic {entry.topic!r} disagree about the limits of key "
+                        f"{key!r}, which apply to the whole topic; set them once"
+                    )
+        return found
 
     def moving_sizes(self) -> dict[str, int]:
         """Batch size of promote calls by topic, where set; the largest of several groups."""

@@ -3,7 +3,7 @@
 Types of settings say how a value of a file or a variable is read and checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta, tzinfo
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from lisa.core.model.clock import parse_duration, parse_zone
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import check_group, check_topic
+from lisa.core.model.lanes import KeyLimits
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.options import (
     GRACE,
@@ -199,6 +200,14 @@ class GroupOptions(_LaneOptionKeys):
     """A group's own values of topic options."""
 
 
+def _key_limits(given: Any) -> KeyLimits:
+    if not isinstance(given, Mapping) or given.keys() - {"rate", "concurrency", "weight"}:
+        raise ValueError("the limits of a key are some of rate, concurrency and weight")
+    if not given:
+        raise ValueError("give a rate, a concurrency or a weight")
+    return KeyLimits.parse(**given)
+
+
 class _GroupEntry(Section):
     topic: Annotated[str, AfterValidator(check_topic)] = Field(description="The topic.")
     group: Annotated[str, AfterValidator(check_group)] | None = Field(
@@ -220,6 +229,12 @@ class _GroupEntry(Section):
         default_factory=GroupOptions,
         description="Options for this group only, in place of the topic's: any of "
         f"{', '.join(map(kebab, LANE_OPTIONS))}.",
+    )
+
+    key_limits: dict[str, Annotated[Any, AfterValidator(_key_limits)]] = Field(
+        default_factory=dict,
+        description="Limits of single keys in all groups of the topic, as in "
+        "`customer-7: {rate: 10/s, concurrency: 4, weight: 3}`.",
     )
 
     @model_validator(mode="after")

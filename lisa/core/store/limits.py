@@ -17,6 +17,10 @@ from lisa.core.store.store import Store, chunks
 from lisa.core.transitions.base import text
 from lisa.core.transitions.topic import LimitKeys
 
+DECLARED = "declared limits:"
+"""Fields of a topic's options begin with this, and end with the key: the limits that a manager's
+YAML wrote last."""
+
 FIELD = "limits"
 """The field of a shard's options with the number of its latest change; `+` follows while it is
 copied."""

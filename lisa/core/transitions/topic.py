@@ -37,15 +37,16 @@ class Configure(Recorded, Transition[int]):
 class LimitKeys(Recorded, Transition[int]):
     """Write encoded limits of keys by field of the hash; "" removes them.
 
-    what: `set` numbers a change, in the topic's own shard. To copy the change `number` to another
-    shard, the first call is `open`, and the last one `close`.
+    what: `set` numbers a change, in the topic's own shard. So does `declare`, which changes only
+    limits that a declaration wrote last, and those of keys that have none. To copy the change
+    `number` to another shard, the first call is `open`, and the last one `close`.
 
     Returns how many changed; -1 if the shard knows of a later change.
     """
 
     script: ClassVar[str] = "limit"
     fixed_groups: ClassVar[tuple[str, ...]] = ()
-    what: Literal["set", "open", "copy", "close"]
+    what: Literal["set", "declare", "open", "copy", "close"]
     limits: Mapping[str, str]
     number: int = 0
 
