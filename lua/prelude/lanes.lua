@@ -314,6 +314,7 @@ local function unpark(group, id)
   lane.parked, lane.ahead = math.max(0, lane.parked - 1), nil
   if lane.parked == 0 and not lane_rules(group).fair then call('ZREM', group.turns, key) end
   save_lanes(group, {key})
+  if is_coalesced(id) and lane.used > 0 then reopen(group, {key}) end -- it may have waited for the other one
   return true
 end
 

@@ -338,3 +338,17 @@ def test_a_lane_held_by_a_dead_message_goes_on_with_another_order(lanes: Lanes, 
     lanes.set(order=order)
     lanes.promote()
     assert lanes.ready() == ["k/2"]
+
+
+def test_what_follows_a_coalesced_message_goes_on_once_that_is_gone(lanes: Lanes) -> None:
+    lanes.send("k/~1")
+    lanes.promote()
+    lanes.bench.store.ask("XREADGROUP", "GROUP", "lisa", "c", "STREAMS", lanes.keys.ready, ">")
+    now = lanes.bench.clock()
+    lanes.send("k/~2", due=str(now - 10))
+    lanes.send("k/1", due=str(now - 5))
+    lanes.promote()
+    assert lanes.parked() == ["k/1", "k/~2"]
+    lanes.bench.call(Cancel(TOPIC, [whole("k/~2")]))
+    lanes.promote()
+    assert lanes.ready() == ["k/~1", "k/1"]
