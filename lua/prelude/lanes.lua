@@ -144,7 +144,8 @@ local function write_lanes(group)
     else
       set[#set + 1], set[#set + 2] = key, text_of(lane)
     end
-    -- An idle lane is forgotten once it owes nothing.
+    -- An idle lane is forgotten once it owes nothing, also no turns.
+    if is_idle and virtual and lane.finish > virtual then call('ZADD', group.turns, 'NX', int(lane.finish), key) end
     if is_idle and owes_until > now_us then call('ZADD', group.closed, int(math.ceil(owes_until / 1000)), key) end
   end
   if #set > 0 then call('HSET', group.lanes, unpack(set)) end
