@@ -343,7 +343,7 @@ if USES.journal then
       if USES.ttl then
         expires = call('ZSCORE', EXPIRY, id)
       end
-      if USES.policy then
+      if USES.policy or USES.lanes then -- with the number of the send
         policy = call('HGET', POLICY, id)
       end
       events[#events + 1] = sending(id, state, due[i], both[2 * i], expires, policy)

@@ -15,7 +15,7 @@ local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_groups()
 if changed then return changed end
 
 local n, first = tonumber(ARGV[ARGS + 2]), ARGS + 2
-local letters, events, journaled, restored = {}, {}, is_journaled(), 0
+local letters, events, journaled, restored, latest = {}, {}, is_journaled(), 0, 0
 for i = 1, n do
   if string.find(' ' .. ARGV[first + 7 * i - 1], ' 0:', 1, true) then return {'UNDECLARED'} end
 end
@@ -68,8 +68,14 @@ for i = 1, n do
       put_in_group(id, i, number, kind, score, attempts)
     end
     if ARGV[at - 3] ~= '' then call('ZADD', EXPIRY, ARGV[at - 3], id) end
-    if ARGV[at - 2] ~= '' then put_policy(id, string.sub(ARGV[at - 2], 2)) end
+    if ARGV[at - 2] ~= '' then
+      put_policy(id, string.sub(ARGV[at - 2], 2))
+      latest = math.max(latest, tonumber(string.match(ARGV[at - 2], ';%d*,%d*,(%d+)$') or 0))
+    end
   end
+end
+if latest > tonumber(call('HGET', OPTIONS, 'ordered_after') or 0) then
+  call('HSET', OPTIONS, 'ordered_after', int(latest))
 end
 count('restored', restored)
 journal(events)

@@ -336,10 +336,12 @@ local function count_parked(group)
 end
 
 -- With an order, messages with the same due time are handled in the order of their sends: the third of a
--- message's policies has the number of its send, after its cost and slack.
+-- message's policies has the number of its send, after its cost and slack. Restored ones keep theirs; later
+-- sends have higher numbers.
 local function number_sends(ids)
-  if call('HGET', OPTIONS, 'ordered') ~= '1' then return end
-  local sent = tonumber(call('HGET', STATS, 'sent') or 0)
+  local set = call('HMGET', OPTIONS, 'ordered', 'ordered_after')
+  if set[1] ~= '1' then return end
+  local sent = tonumber(call('HGET', STATS, 'sent') or 0) + tonumber(set[2] or 0)
   for k, id in ipairs(ids) do
     if split_id(id) then
       local delays, late, rest = string.match(call('HGET', POLICY, id) or '*', '^([^;]*);?([^;]*);?(.*)$')

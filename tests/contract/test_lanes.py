@@ -11,9 +11,10 @@ from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.inspect import Inspect
 from lisa.core.transitions.promote import Promote, Promoted
+from lisa.core.transitions.restore import Restore, Restored, RestoreItem
 from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
 from tests.contract.bench import TOPIC, Bench, item
-from tests.contract.state import G
+from tests.contract.state import G, envelope
 
 
 @pytest.fixture
@@ -364,3 +365,31 @@ def test_a_lane_with_fair_turns_is_forgotten_when_its_parked_messages_are_cancel
     lanes.ack("k/1")
     lanes.promote()
     assert lanes.is_clean()
+
+
+def test_restored_messages_keep_their_order_before_later_sends(lanes: Lanes) -> None:
+    lanes.set(order="continue", ordered=1, journal=1)
+    due_ms = lanes.bench.clock() - 1
+    sent = {"k/b": "*;;2,,8", "k/a": "*;;,5,9"}
+    items = [
+        RestoreItem(keyed_id(*name.split("/")), envelope("A-"), due_ms, policy=policy)
+        for name, policy in reversed(sent.items())
+    ]
+    assert lanes.bench.call(Restore(TOPIC, items)) == [Restored.RESTORED] * 2
+    lanes.set(slack=5)
+    lanes.send("k/0", due=str(due_ms))
+    stored = lanes.bench.state()["policy"]
+    assert stored == {keyed_id("k", "b"): "*;;2,,8", keyed_id("k", "a"): "*;;,5,9"} | {
+        keyed_id("k", "0"): "*;;,,10"
+    }
+    for name in ("k/b", "k/a", "k/0"):
+        lanes.promote()
+        assert lanes.ready() == [name]
+        lanes.ack(name)
+    # The journal has the number, for the next restore.
+    keys = lanes.bench.keys
+    policies = [
+        dict(zip(fields[::2], fields[1::2], strict=True)).get(b"policy")
+        for _, fields in lanes.bench.store.ask("XRANGE", keys.events, "-", "+")
+    ]
+    assert [policy for policy in policies if policy] == [b"*;;,5,9", b"*;;2,,8", b"*;;,,10"]

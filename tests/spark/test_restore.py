@@ -401,6 +401,33 @@ def test_messages_with_keys_are_archived_found_restored_and_erased(jobs: Jobs) -
     assert {row["id"] for row in json.loads(left.stdout)["messages"]} == mine - {"k/1\x1fa"}
 
 
+def test_a_restored_topic_uses_lanes_as_before(jobs: Jobs) -> None:
+    world, client = jobs.world(), jobs.client
+    jobs.store.call(Configure(TOPIC, {"order": "continue", "key_rate@lisa": "2,1000,1"}))
+    own: dict[str, dict[str, Any]] = {"b": {"cost": 5}, "a": {"slack": "3s"}, "c": {}}
+    for own_id, given in own.items():
+        world.producer.send(TOPIC, 1, key="k", id=own_id, delay=HOUR, **given)
+    policies = client.hgetall(KEYS.policy)
+    assert policies == {
+        b"k\x1fb": b"*;;5,,1",
+        b"k\x1fa": b"*;;,3000,2",
+        b"k\x1fc": b"*;;,,3",
+    }
+    archive = jobs.frozen()
+    client.flushall()
+    assert jobs.restore(archive).counts["restored"] == 3
+    assert client.hgetall(KEYS.policy) == policies
+    options = client.hgetall(KEYS.options)
+    flags = {b"lanes": b"1", b"ordered": b"1", b"ordered_after": b"3"}
+    assert (flags | {b"key_rate@lisa": b"2,1000,1"}).items() <= options.items()
+    for own_id in "abc":
+        client.zadd(KEYS.waiting, {f"k\x1f{own_id}": 1})
+    world.promote()
+    (entry,) = world.take("lisa", 1)
+    assert entry.id == "k\x1fb"
+    assert client.xlen(KEYS.group("lisa").ready) == 1
+
+
 def test_messages_past_their_ttl_are_restored_only_with_expire(jobs: Jobs) -> None:
     one = jobs.world()
     one.send(["short", "dead"], ttl=timedelta(milliseconds=50))
