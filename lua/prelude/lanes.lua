@@ -225,7 +225,9 @@ local function reopen(group, keys)
   local open = {}
   for _, key in ipairs(keys) do
     local lane = group.known[key]
-    if lane.parked > 0 and not is_blocked(lane) then open[#open + 1] = key end
+    -- Also one that is held: the message that holds it may have waited for a slot.
+    local is_full = lane.most and lane.used + lane.taken >= lane.most
+    if lane.parked > 0 and not is_full then open[#open + 1] = key end
   end
   give_turns(group, open)
   if not group.is_filled and (#open > 0 or call('EXISTS', group.turns) == 1) then wake() end
@@ -250,7 +252,7 @@ local function hold_lanes(group, ids)
   local lanes = lanes_of(group, keys)
   for _, id in ipairs(ids) do
     local key, own = lane_of(id)
-    if key ~= '' then lanes[key].head = own end
+    if key ~= '' and lanes[key].head == '' then lanes[key].head = own end
   end
   save_lanes(group, keys)
 end

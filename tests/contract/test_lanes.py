@@ -393,3 +393,16 @@ def test_restored_messages_keep_their_order_before_later_sends(lanes: Lanes) -> 
         for _, fields in lanes.bench.store.ask("XRANGE", keys.events, "-", "+")
     ]
     assert [policy for policy in policies if policy] == [b"*;;,5,9", b"*;;2,,8", b"*;;,,10"]
+
+
+def test_the_first_of_several_failing_messages_holds_the_lane(lanes: Lanes) -> None:
+    lanes.send("k/1", "k/2")
+    lanes.promote()
+    lanes.set(order="continue")
+    for name in ("k/1", "k/2"):
+        lanes.fail(name, 0)
+        lanes.promote()
+    assert lanes.ready() == ["k/1"]
+    lanes.ack("k/1")
+    lanes.promote()
+    assert lanes.ready() == ["k/2"]

@@ -328,7 +328,8 @@ class Judge:
             key, own = parts_of(one)
             dies = one in group.garbage and group.rules.order == "hold"
             if key and group.rules.order and (one in group.retry or one in group.parked or dies):
-                self.heads[group.name, key] = own
+                stored = group.lanes[key].head  # the first of several that failed in one call
+                self.heads.setdefault((group.name, key), stored or own)
         for (name, key), own in list(self.heads.items()):
             whole = keyed_id(key, own)
             if name == group.name and (whole in group.entries or not group.has(whole)):
