@@ -47,13 +47,15 @@ def live(
         f"@consumer.on('{topic}')\ndef handle(message): pass\n"
     )
     processes, pages = Processes(directory), dict[str, Exposed]()
-    options = {topic: {"group": "g", "capacity": 1000, "ramp": "9/s"}}
+    options = {topic: {"group": "g", "capacity": 1000, "ramp": "9/s", "key_rate": "1 per 1d"}}
     processes.start("-m", "lisa.cli.consumer", "--redis", redis_url, "--http", http, "shop")
     try:
         with Manager(redis_url, topics=options, http="127.0.0.1:0") as manager:
             now_ms = time.time_ns() // 1_000_000
             send(gateway.client, topic, due_ms=now_ms - 5_000)  # so that its lateness is kept
             send(gateway.client, topic, delay_ms=60_000)
+            for _ in range(2):  # the second one is parked
+                send(gateway.client, topic, key="k")
             with connect(redis_url) as client:
                 client.hset(Keys().topic(topic).archived, "a", f"1-0 1 {now_ms}")
             push = {"url": "https://hooks.example/", "group": "pushed"}
@@ -74,7 +76,7 @@ def live(
                     for role in ("manager", "gateway")
                     for name in ("lisa_topic_acked_total", "lisa_topic_consumers_alive")
                 ]
-                return handled == 1 and seen == [1, 1, 1, 1]
+                return handled == 2 and seen == [2, 1, 2, 1]
 
             wait_until(are_settled)
             yield pages

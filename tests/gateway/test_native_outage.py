@@ -28,6 +28,8 @@ BODIES: dict[str, Any] = {
         "messages": [{"body": 1}, {"body": 2, "on_duplicate": "replace"}] * 50,
     },
     "rescheduleMessage": {"delay_ms": 5},
+    "rescheduleKey": {"delay_ms": 5},
+    "setLimits": {"concurrency": 5},
     "requeueGarbage": {"all": True},
     "purgeGarbage": {"ids": ["a"]},
     "setOptions": {"capacity": 5},
