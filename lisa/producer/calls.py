@@ -293,7 +293,7 @@ def _runs(whole: Encoded) -> Iterator[Encoded]:
 
 
 def coalesce(topic: str, part: Encoded, send_token: str | None = None) -> Coalesce:
-    """The call of coalescing sends, of which no others have the send token, also if it is given."""
+    """The call of coalescing sends. Its token is its own: derived from `send_token` if given."""
     n, token = len(part.ids), send_token or new_token()
     keys = [message_id.partition(KEY_END)[0] for message_id in part.ids]
     if send_token:

@@ -105,7 +105,7 @@ class Stage:
         return Counter(one.partition("\x1f")[0] for one in ids)
 
     def check_leases(self) -> None:
-        """Nobody but one holds a lease of a key, and no other can get one."""
+        """At most one consumer holds a lease of a key."""
         assert max(self.held().values(), default=0) <= 1
 
     def used(self) -> dict[str, int]:

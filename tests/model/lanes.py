@@ -200,12 +200,20 @@ def read_group(name: str, rules: Rules, replies: list[Any]) -> Group:
     gate = stored.pop(US + US, "16 0 0 0 0 ")
     stored.pop(US, None)
     return Group(
-        name, rules, texts(entries), scores(retry), scores(garbage),
+        name,
+        rules,
+        texts(entries),
+        scores(retry),
+        scores(garbage),
         {entry.decode(): fields[1].decode() for entry, fields in stream},
         {fields[1].decode(): int(fields[3]) for _, fields in stream},
-        {one: Place.read(text) for one, text in texts(parked).items()}, queued,
-        scores(turns), scores(closed), {key: Lane.read(text) for key, text in stored.items()}, gate,
-    )  # fmt: skip
+        {one: Place.read(text) for one, text in texts(parked).items()},
+        queued,
+        scores(turns),
+        scores(closed),
+        {key: Lane.read(text) for key, text in stored.items()},
+        gate,
+    )
 
 
 def texts(reply: Any) -> dict[str, str]:

@@ -51,7 +51,7 @@ class KeyOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `count` messages per `period`, evenly spread, of which `burst` may start at once."""
+    """At most `count` messages per `period`, evenly spread; `burst` of them may start at once."""
 
     count: int
     period: timedelta = timedelta(seconds=1)
