@@ -100,6 +100,7 @@ func calls(t *testing.T, client *Client) map[string]func() error {
 		"RetryAfter":      func() error { _, err := held.RetryAfter(ctx, 1, ""); return err },
 		"Discard":         func() error { _, err := held.Discard(ctx, ""); return err },
 		"Defer":           func() error { _, err := held.Defer(ctx, 1, ""); return err },
+		"RestLane":        func() error { _, err := held.RestLane(ctx, 1, ""); return err },
 		"Extend":          func() error { return held.Extend(ctx) },
 		"Release":         func() error { return held.Release(ctx) },
 	}
@@ -155,6 +156,8 @@ func TestArgumentsAreRefusedBeforeAnyRequest(t *testing.T) {
 	_, err = deliveries[0].RetryAfter(ctx, -1, "")
 	isRefused(t, "delay", err)
 	_, err = deliveries[0].Defer(ctx, -1, "")
+	isRefused(t, "delay", err)
+	_, err = deliveries[0].RestLane(ctx, -1, "")
 	isRefused(t, "delay", err)
 	isRefused(t, "Grace", Worker{Client: client, Grace: -1}.Run(ctx))
 	if len(g.seen()) != 1 { // the pull
@@ -289,7 +292,7 @@ func TestAHandlerThatEndsItsGoroutineFailsItsMessageOnly(t *testing.T) {
 
 func TestAnInvalidDelayLeavesThePauseToThePolicy(t *testing.T) {
 	closed := errors.New("closed")
-	for _, failure := range []error{&RetryError{-1, closed}, &DeferError{-1, closed}} {
+	for _, failure := range []error{&RetryError{-1, closed}, &DeferError{Delay: -1, Err: closed}} {
 		g := newGateway(t, pulled, done)
 		ctx, stop := context.WithCancel(context.Background())
 		var errs []error

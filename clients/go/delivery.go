@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard, Defer or
-// Release. A message that is not settled is redelivered when its ack timeout ends.
+// Delivery is a delivered message, to be settled by Ack, Retry, RetryAfter, Discard, Defer, RestLane
+// or Release. A message that is not settled is redelivered when its ack timeout ends.
 //
 // The errors of all calls match ErrStale if the delivery is no longer held. If the answer to a
 // release is lost, its repetition is stale, too.
@@ -64,13 +64,15 @@ func (d *Delivery) RetryAfter(
 func (d *Delivery) Defer(
 	ctx context.Context, delay time.Duration, reason string,
 ) (time.Time, error) {
-	var check check
-	pause := check.milliseconds("delay", delay)
-	if check.err != nil {
-		return time.Time{}, check.err
-	}
-	answer, err := d.call(ctx, "defer", settlement{Reason: reason, Delay: &pause})
-	return answer.due(), err
+	return d.putOff(ctx, delay, settlement{Reason: reason})
+}
+
+// RestLane is Defer for a message that met a limit: no other message of its key is delivered to the
+// group until the delay has passed.
+func (d *Delivery) RestLane(
+	ctx context.Context, delay time.Duration, reason string,
+) (time.Time, error) {
+	return d.putOff(ctx, delay, settlement{Reason: reason, RestsLane: true})
 }
 
 // Discard moves the message to garbage without further attempts.
@@ -97,6 +99,19 @@ func (d *Delivery) fail(ctx context.Context, content settlement) (RetryResult, e
 	}, err
 }
 
+func (d *Delivery) putOff(
+	ctx context.Context, delay time.Duration, content settlement,
+) (time.Time, error) {
+	var check check
+	pause := check.milliseconds("delay", delay)
+	if check.err != nil {
+		return time.Time{}, check.err
+	}
+	content.Delay = &pause
+	answer, err := d.call(ctx, "defer", content)
+	return answer.due(), err
+}
+
 func (d *Delivery) call(
 	ctx context.Context, verb string, content settlement,
 ) (answer settlementAnswer, err error) {
@@ -113,10 +128,11 @@ func (d *Delivery) call(
 const longestReason = 1024
 
 type settlement struct {
-	Receipt string `json:"receipt"`
-	Reason  string `json:"reason,omitempty"`
-	Delay   *int64 `json:"delay_ms,omitempty"`
-	Discard bool   `json:"discard,omitempty"`
+	Receipt   string `json:"receipt"`
+	Reason    string `json:"reason,omitempty"`
+	Delay     *int64 `json:"delay_ms,omitempty"`
+	Discard   bool   `json:"discard,omitempty"`
+	RestsLane bool   `json:"rests_lane,omitempty"`
 }
 
 type settlementAnswer struct {

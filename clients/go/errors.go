@@ -65,8 +65,9 @@ func (e *RetryError) Unwrap() error { return e.Err }
 // DeferError is returned by a handler to get the message again after Delay, without counting an
 // attempt: it cannot be handled now.
 type DeferError struct {
-	Delay time.Duration
-	Err   error // the reason
+	Delay     time.Duration
+	Err       error // the reason
+	RestsLane bool  // a limit was met: no other message of its key is delivered meanwhile
 }
 
 func (e *DeferError) Error() string { return text(e.Err, "the handler deferred the message") }

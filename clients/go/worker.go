@@ -207,7 +207,8 @@ func settle(ctx context.Context, delivery *Delivery, failure error) error {
 	case errors.As(failure, &retry):
 		_, err = delivery.RetryAfter(ctx, retry.Delay, failure.Error())
 	case errors.As(failure, &deferral):
-		_, err = delivery.Defer(ctx, deferral.Delay, failure.Error())
+		content := settlement{Reason: failure.Error(), RestsLane: deferral.RestsLane}
+		_, err = delivery.putOff(ctx, deferral.Delay, content)
 	case errors.As(failure, &discard):
 		_, err = delivery.Discard(ctx, failure.Error())
 		return err

@@ -143,9 +143,21 @@ class ReceiptSettler:
         failure = Failure.of(receipt.settlement, reason, wait)
         return await self._call(Fail, topic, failure, group=receipt.group)
 
-    async def defer(self, topic: str, receipt: Receipt, *, delay_ms: int, reason: str) -> Postponed:
-        """Put a delivery off without counting an attempt; stale if not held. Raises LisaError."""
-        deferral = Deferral(*receipt.settlement[:2], delay_ms, reason)
+    async def defer(
+        self,
+        topic: str,
+        receipt: Receipt,
+        *,
+        delay_ms: int,
+        reason: str,
+        rests_lane: bool = False,
+    ) -> Postponed:
+        """Put a delivery off without counting an attempt; stale if not held. Raises LisaError.
+
+        rests_lane: no other message with the same key is delivered to the group meanwhile.
+        """
+        held = receipt.settlement[:2]
+        deferral = Deferral(*held, delay_ms, reason, rests_lane=rests_lane)
         return await self._call(Postpone, topic, deferral, group=receipt.group)
 
     async def extend(self, topic: str, receipt: Receipt, ack_timeout_ms: int | None = None) -> bool:

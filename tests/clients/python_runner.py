@@ -120,7 +120,9 @@ class PythonRunner:
 
     def defer(self, _: str, given: dict[str, Any]) -> Any:
         delay, reason = timedelta(milliseconds=given["delay_ms"]), given.get("reason", "")
-        return held(self._deliveries[given["of"]].defer(delay=delay, reason=reason))
+        rests_lane = given.get("rests_lane", False)
+        delivery = self._deliveries[given["of"]]
+        return held(delivery.defer(delay=delay, reason=reason, rests_lane=rests_lane))
 
     def discard(self, _: str, given: dict[str, Any]) -> Any:
         return held(self._deliveries[given["of"]].discard(given["reason"]))
@@ -182,6 +184,9 @@ class Worker:
                 raise lisa.Discard("no such order")
             case "retry":
                 raise lisa.Retry("closed", delay=milliseconds(body.get("delay_ms")))
+            case "defer" if body.get("rests_lane"):
+                retry_after = timedelta(milliseconds=body["delay_ms"])
+                raise lisa.Limited("busy", retry_after=retry_after)
             case "defer":
                 raise lisa.Defer("busy", delay=timedelta(milliseconds=body["delay_ms"]))
             case "panic":

@@ -153,6 +153,25 @@ def test_a_deferred_message_comes_again_without_an_attempt(client: httpx.Client)
     assert (row["reason"], row["deferrals"]) == ("the client deferred the message", 3)
 
 
+@pytest.mark.parametrize("path", ["messages/k%1Fa/defer", "messages:batch-defer"])
+def test_a_delivery_that_meets_a_limit_rests_its_lane(client: httpx.Client, path: str) -> None:
+    topic = declared_topic(client)
+    client.patch(f"/v1/topics/{topic}/options", json={"key_concurrency": 1}).raise_for_status()
+    for name in ("a", "b"):
+        send(client, topic, key="k", id=name)
+    (limited,) = pull(client, topic, max=10)
+    one: dict[str, Any] = {"receipt": limited["receipt"], "delay_ms": "1h", "rests_lane": True}
+    body = {"deliveries": [one]} if "batch" in path else one
+    said = client.post(f"/v1/topics/{topic}/{path}", json=body).json()
+    (result,) = said.get("results", [said])
+    assert result["outcome"] == "deferred"
+    send(client, topic, key="other", id="c")
+    assert [one["key"] for one in pull(client, topic, max=10)] == ["other"]
+    parked = client.get(f"/v1/topics/{topic}/messages?state=parked").json()["messages"]
+    assert sorted(one["id"] for one in parked) == ["k\x1fa", "k\x1fb"]
+    assert [one["deferrals"] for one in parked if one["id"] == "k\x1fa"] == [1]
+
+
 def test_a_retry_waits_for_its_delay(client: httpx.Client) -> None:
     topic = new_topic()
     send(client, topic, id="x", retry=[0, 5 * DAY_MS])

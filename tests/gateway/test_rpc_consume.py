@@ -112,9 +112,9 @@ def test_deliveries_never_exceed_the_credit(channel: grpc.Channel, client: httpx
 
 
 def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: httpx.Client) -> None:
-    topic = Topic(client, 6)
-    with Stream(channel, topic.name, credit=6) as stream:
-        acked, retried, extended, released, dead, deferred = stream.wait_for(6)
+    topic = Topic(client, 7)
+    with Stream(channel, topic.name, credit=7) as stream:
+        acked, retried, extended, released, dead, deferred, limited = stream.wait_for(7)
         done = stream.settle(acked, ack={})
         assert (done.receipt, done.outcome) == (acked.receipt, "acked")
         assert not done.HasField("problem")
@@ -123,6 +123,8 @@ def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: htt
         assert (again.outcome, again.due_ms > retried.due_ms) == ("retrying", True)
         later = stream.settle(deferred, defer={"delay_ms": 3_600_000, "reason": "busy"})
         assert (later.outcome, later.due_ms > deferred.due_ms) == ("deferred", True)
+        rests = stream.settle(limited, defer={"delay_ms": 3_600_000, "rests_lane": True})
+        assert rests.outcome == "deferred"
         assert stream.settle(extended, extend={"ack_timeout_ms": 90_000}).outcome == "extended"
         assert stream.settle(released, release={}).outcome == "released"
         assert stream.settle(dead, retry={"discard": True}).outcome == "dead"
@@ -133,7 +135,8 @@ def test_deliveries_are_settled_on_the_stream(channel: grpc.Channel, client: htt
         for invalid in invalids:
             failed = stream.settle(extended, **invalid)
             assert failed.problem.type == "urn:lisa:problem:invalid"
-    assert [topic.state(one) for one in "0124"] == ["acked", "retry", "in_flight", "garbage"]
+    states = ["acked", "retry", "in_flight", "garbage", "retry", "parked"]
+    assert [topic.state(one) for one in "012456"] == states
 
 
 def test_a_broken_stream_returns_what_was_not_started(

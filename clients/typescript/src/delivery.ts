@@ -57,9 +57,15 @@ export class Delivery<T = unknown> {
     return this.#call("retry", fields, OUTCOME, options);
   }
 
-  /** Put the message off: it is redelivered after `delay_ms`, and no attempt is counted. */
+  /**
+   * Put the message off: it is redelivered after `delay_ms`, and no attempt is counted. With
+   * `rests_lane`, for a limit that was met, no other message of its key is delivered meanwhile.
+   */
   defer(
-    deferral: { delay_ms: number; reason?: string | undefined }, options?: CallOptions,
+    deferral: {
+      delay_ms: number; reason?: string | undefined; rests_lane?: boolean | undefined;
+    },
+    options?: CallOptions,
   ): Promise<DeferAnswer> {
     const fields = { ...deferral, reason: shortened(deferral.reason) };
     return this.#call("defer", fields, { outcome: is("deferred") }, options);

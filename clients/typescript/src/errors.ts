@@ -51,13 +51,21 @@ export class RetryError extends LisaError {
   }
 }
 
-/** Thrown by a handler: redeliver the message after `delayMs`, without counting an attempt. */
+/**
+ * Thrown by a handler: redeliver the message after `delayMs`, without counting an attempt. With
+ * `restsLane`, for a limit that was met, no other message of its key is delivered meanwhile.
+ */
 export class DeferError extends LisaError {
   readonly delayMs: number;
+  readonly restsLane: boolean | undefined;
 
-  constructor(reason: string, { delayMs }: { delayMs: number }) {
+  constructor(
+    reason: string,
+    { delayMs, restsLane }: { delayMs: number; restsLane?: boolean | undefined },
+  ) {
     super(reason);
     this.delayMs = checkedDelay(delayMs);
+    this.restsLane = restsLane;
   }
 }
 

@@ -210,7 +210,9 @@ async function fail<T>(delivery: Delivery<T>, error: unknown): Promise<void> {
     } else if (retries.length > 0) {
       await delivery.retry({ delay_ms: Math.max(...retries.map((one) => one.delayMs!)), reason });
     } else if (deferrals.length > 0) {
-      await delivery.defer({ delay_ms: Math.max(...deferrals.map((one) => one.delayMs)), reason });
+      const { delayMs: delay_ms, restsLane: rests_lane } = deferrals.reduce((longest, one) =>
+        one.delayMs > longest.delayMs ? one : longest);
+      await delivery.defer({ delay_ms, reason, rests_lane });
     } else {
       await delivery.discard(reason);
     }

@@ -248,9 +248,11 @@ test("of several errors, a failure counts first, and a discard last", async () =
   const [discard, broken] = [new DiscardError("gone"), new Error("broken")];
   const [soon, late] = [100, 200].map((delayMs) => new RetryError("closed", { delayMs }));
   const defer = new DeferError("busy", { delayMs: 50 });
+  const limited = new DeferError("enough", { delayMs: 60, restsLane: true });
   const cases: [unknown[], string][] = [
     [[discard, new AggregateError([discard])], 'retry {"reason":"gone","discard":true}'],
     [[discard, defer], 'defer {"delay_ms":50,"reason":"gone; busy"}'],
+    [[limited, defer], 'defer {"delay_ms":60,"reason":"enough; busy","rests_lane":true}'],
     [[defer, late, soon], 'retry {"delay_ms":200,"reason":"busy; closed"}'],
     [[late, new RetryError("closed")], 'retry {"reason":"closed"}'],
     [[discard, broken], 'retry {"reason":"gone; Error: broken"}'],

@@ -17,6 +17,7 @@ interface Body {
   fails?: number;
   with?: "retry" | "defer" | "discard" | "panic";
   delay_ms?: number;
+  rests_lane?: boolean;
   holds?: boolean;
 }
 
@@ -102,7 +103,8 @@ async function handle(message: Delivery<Body>, signal: AbortSignal): Promise<voi
     throw new RetryError("closed", { delayMs: message.body.delay_ms });
   }
   if (message.body.with === "defer") {
-    throw new DeferError("busy", { delayMs: message.body.delay_ms ?? 0 });
+    const { delay_ms: delayMs = 0, rests_lane: restsLane } = message.body;
+    throw new DeferError("busy", { delayMs, restsLane });
   }
   if (message.body.with === "panic") throw undefined;
   throw new Error("broken");

@@ -93,6 +93,9 @@ class DeferRequest(Request):
     receipt: ReceiptText
     delay_ms: Annotated[RetryPause, Meta(description="Delay until the next delivery.")]
     reason: Annotated[str | None, Meta(description="The reason; truncated to 1,024 bytes.")] = None
+    rests_lane: Annotated[
+        bool, Meta(description="A limit was met: the other messages of the key wait as long.")
+    ] = False
 
 
 class DeferAnswer(AnswerWithId, kw_only=True):
@@ -290,12 +293,17 @@ async def retry_message(call: Call[NoFields, RetryRequest]) -> RetryAnswer:
 async def defer_message(call: Call[NoFields, DeferRequest]) -> DeferAnswer:
     """Defer a delivery that cannot be handled now.
 
-    The message is redelivered after the delay, without counting an attempt.
+    The message is redelivered after the delay, without counting an attempt. With `rests_lane`, no
+    other message of its key is delivered to the group meanwhile.
     """
     receipt, wanted = _receipt(call), call.body
     reason = wanted.reason or "the client deferred the message"
     said = await call.gateway.settler.defer(
-        call.topic, receipt, delay_ms=wanted.delay_ms, reason=reason
+        call.topic,
+        receipt,
+        delay_ms=wanted.delay_ms,
+        reason=reason,
+        rests_lane=wanted.rests_lane,
     )
     if said.due_ms is None:
         raise await _stale(call, receipt)

@@ -587,18 +587,20 @@ class RetryAnswer(_message.Message):
     def __init__(self, id: _Optional[str] = ..., outcome: _Optional[str] = ..., due_ms: _Optional[int] = ..., attempts: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class DeferMessageRequest(_message.Message):
-    __slots__ = ("topic", "id", "receipt", "delay_ms", "reason")
+    __slots__ = ("topic", "id", "receipt", "delay_ms", "reason", "rests_lane")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTS_LANE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     id: str
     receipt: str
     delay_ms: int
     reason: str
-    def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    rests_lane: bool
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[str] = ..., receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., rests_lane: bool = ...) -> None: ...
 
 class DeferAnswer(_message.Message):
     __slots__ = ("id", "outcome", "due_ms", "key")
@@ -663,14 +665,16 @@ class RetryRequest(_message.Message):
     def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
 
 class DeferRequest(_message.Message):
-    __slots__ = ("receipt", "delay_ms", "reason")
+    __slots__ = ("receipt", "delay_ms", "reason", "rests_lane")
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTS_LANE_FIELD_NUMBER: _ClassVar[int]
     receipt: str
     delay_ms: int
     reason: str
-    def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    rests_lane: bool
+    def __init__(self, receipt: _Optional[str] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., rests_lane: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
     __slots__ = ("receipt", "ack_timeout_ms")
@@ -801,12 +805,14 @@ class Retry(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., discard: bool = ...) -> None: ...
 
 class Defer(_message.Message):
-    __slots__ = ("delay_ms", "reason")
+    __slots__ = ("delay_ms", "reason", "rests_lane")
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTS_LANE_FIELD_NUMBER: _ClassVar[int]
     delay_ms: int
     reason: str
-    def __init__(self, delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    rests_lane: bool
+    def __init__(self, delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., rests_lane: bool = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("ack_timeout_ms",)

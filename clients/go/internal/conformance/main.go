@@ -140,7 +140,11 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 		return r.fail(ctx, one.Name, decoded[failure](one))
 	case "defer":
 		given := decoded[failure](one)
-		_, err := r.held(given.Of).Defer(ctx, milliseconds(*given.Delay), given.Reason)
+		putOff := r.held(given.Of).Defer
+		if given.RestsLane {
+			putOff = r.held(given.Of).RestLane
+		}
+		_, err := putOff(ctx, milliseconds(*given.Delay), given.Reason)
 		return "deferred", err
 	case "extend":
 		return nil, r.held(name).Extend(ctx)
@@ -246,6 +250,7 @@ func (r *runner) pull(ctx context.Context, topic string, given pull) (any, error
 type failure struct {
 	Of, Reason string
 	Delay      *int64 `json:"delay_ms"`
+	RestsLane  bool   `json:"rests_lane"`
 }
 
 func (r *runner) fail(ctx context.Context, how string, given failure) (any, error) {

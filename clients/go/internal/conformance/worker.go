@@ -64,10 +64,11 @@ func startWorker(
 
 func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 	var body struct {
-		Fails int
-		With  string
-		Delay *int64 `json:"delay_ms"`
-		Holds bool
+		Fails     int
+		With      string
+		Delay     *int64 `json:"delay_ms"`
+		RestsLane bool   `json:"rests_lane"`
+		Holds     bool
 	}
 	if err := message.Body.Decode(&body); err != nil {
 		return err
@@ -90,7 +91,9 @@ func (w *worker) handle(ctx context.Context, message *lisa.Delivery) error {
 		return &lisa.RetryError{Delay: milliseconds(*body.Delay), Err: errors.New("closed")}
 	}
 	if body.With == "defer" {
-		return &lisa.DeferError{Delay: milliseconds(*body.Delay), Err: errors.New("busy")}
+		return &lisa.DeferError{
+			Delay: milliseconds(*body.Delay), Err: errors.New("busy"), RestsLane: body.RestsLane,
+		}
 	}
 	if body.With == "panic" {
 		panic("broken")
