@@ -102,6 +102,12 @@ class Causes:
     def _on(self, process: int) -> Sequence[Hashable]:
         return ("process", process), ("kind", self._kinds.get(process))
 
+    @property
+    def damaged(self) -> set[int]:
+        """The messages that the run damaged, in any way."""
+        pairs = (key for key in self.windows if isinstance(key, tuple))
+        return {number for kind, number in pairs if kind == "message"}
+
     def first(self, since: int, until: int, *keys: Hashable) -> str | None:
         """The first fault within a time span, in order of these keys."""
         windows = (window for key in keys for window in self.windows.get(key, ()))
@@ -158,9 +164,14 @@ class Causes:
     def accountable(self, rows: Any) -> NDArray[np.bool_]:
         """The handlings that no fault would excuse if their messages were handled again."""
         last = np.where(rows.end > 0, rows.end, rows.begin)
-        since, until = rows.begin - ACK_US, last + SETTLES_US
-        excused = meet(self.windows["loss"], last, last + SLACK_US)
-        excused |= meet(self.windows["all"], since, until)
+        lost = meet(self.windows["loss"], last, last + SLACK_US)
+        return self.undisturbed(rows, rows.begin - ACK_US, last + SETTLES_US) & ~lost
+
+    def undisturbed(
+        self, rows: Any, since: NDArray[np.int64], until: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """The handlings whose processes and places no fault affected in these spans."""
+        excused = meet(self.windows["all"], since, until)
         for process in np.unique(rows.process).tolist():
             own = rows.process == process
             keys = (*self._on(process), ("stall", process))

@@ -6,7 +6,7 @@ Each function of `JUDGES` judges one rule.
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +18,14 @@ from tests.torture.causes import ACK_US, SETTLES_US, SLACK_US, Causes, meet
 from tests.torture.reading import Change, Run, TakenBack
 from tests.torture.world import (
     ANSWERS_OF_TROUBLE,
+    AT_ONCE,
+    COALESCED,
     FOREIGN,
+    LANES,
+    LIMITED,
     MINUTE_MS,
     MOST_GROUPS,
+    ORDERED,
     POISON_RETRIES,
     TICKS,
     TOPICS,
@@ -28,6 +33,7 @@ from tests.torture.world import (
     Do,
     Verdict,
     is_open,
+    may_be_due_before,
     opening,
     pause_ms,
     place_number,
@@ -40,7 +46,10 @@ CLOCKS_US = 2_000
 UNSURE_US = 500_000
 """How far off a process's estimate of Redis's clock may be when it could not ask Redis."""
 
-FAULTS = ("lost", "early", "late", "after cancel", "after replace", "stuck", "unexplained")
+FAULTS = (
+    "lost", "early", "late", "after cancel", "after replace", "at once", "out of order", "stuck",
+    "unexplained",
+)  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -70,7 +79,8 @@ class Case:
     `is_first` marks the first handling of a message in a group; `least` is the earliest instant at
     which each handling can have begun, `latest` (ms) the latest due time that the answer to a
     message's sender allows for, and `latest_moved` the same after a confirmed new due time;
-    `garbage` has the number and the place of messages that ended there.
+    `garbage` has the number and the place of messages that ended there; `lane` is a number of each
+    handling's key, 0 for none.
     """
 
     def __init__(self, run: Run) -> None:
@@ -89,6 +99,9 @@ class Case:
         for message, change, _ in self.changes("R", "r"):
             allowed_ms = (change.ended - change.tried + CLOCKS_US) // 1000 + 1
             self.latest_moved[message] = change.due + allowed_ms
+        sent = self.messages
+        lane = (sent.topic.astype(np.int64) << 56) + (sent.number >> 32 << 16) + sent.key
+        self.lane = np.where(sent.key > 0, lane, 0)[rows.message]
         self.garbage = {
             (row["number"], place_number(row["topic"], row["group"]))
             for row in run.final["live"]
@@ -258,6 +271,11 @@ def early(case: Case) -> None:
         says_when = change.kind == "D" and not case.owes_its_first(message, change)
         if says_when or change.kind == "R":
             earliest[message] = min(earliest[message], change.due)
+    keeps_due = [
+        topic == topic_number(COALESCED) and may_be_due_before(int(key))
+        for topic, key in zip(case.messages.topic, case.messages.key, strict=True)
+    ]
+    earliest[keeps_due] = 0
     promised = earliest[rows.message]
     for row in _rows((rows.attempt == 1) & (rows.due < promised)):
         by = promised[row] - rows.due[row]
@@ -273,9 +291,13 @@ def early(case: Case) -> None:
 
 
 def late(case: Case) -> None:
-    """First handled long after it was due, without a fault."""
+    """First handled long after it was due, and after its lane was in use, without a fault."""
     rows, windows = case.handled, case.causes.windows
     due = np.maximum(rows.due * 1000, case.messages.tried[rows.message])
+    for lane in _lanes(case):
+        begun = lane[np.argsort(rows.begin[lane])]
+        used = np.maximum.accumulate(np.maximum(rows.begin, rows.end)[begun])
+        due[begun[1:]] = np.maximum(due[begun[1:]], used[:-1])
     found = case.is_first & (rows.attempt == 1) & (case.least - due > LATE_US)
     excuses = [*windows["any"], *windows["loss"], *windows["stall"]]
     found[found] = ~meet(excuses, due[found], case.least[found])
@@ -371,6 +393,134 @@ def _first_in_its_window(case: Case, row: int) -> None:
         case.accuse("late", number, what)
     elif due > latest and (due % MINUTE_MS or not is_open(number, due * 1000)):
         case.accuse("late", number, f"its due time {due} is not an opening of its window")
+
+
+# Keys
+
+SURELY_US = ACK_US // 2
+"""How long a lease lasts after its handler began, if nothing held its process up before that."""
+
+
+def _lanes(case: Case) -> Iterator[NDArray[np.int64]]:
+    """The rows of each key's handlings."""
+    order = np.argsort(case.lane, kind="stable")
+    ends = np.nonzero(np.diff(case.lane[order]))[0] + 1
+    for rows in np.split(order, ends):
+        if len(rows) and case.lane[rows[0]]:
+            yield rows
+
+
+def keys(case: Case) -> None:
+    """Of each key so many are in flight as its topic allows, in their order."""
+    rows, leases = case.handled, _leases(case)
+    case.verdicts.counts["handlings with a key"] = int((case.lane > 0).sum())
+    case.verdicts.counts["leases held to account"] = int(
+        (leases[1] > leases[0])[case.lane > 0].sum()
+    )
+    for lane in _lanes(case):
+        topic = TOPICS[case.messages.topic[rows.message[lane[0]]]].name
+        _at_once(case, leases, lane, AT_ONCE[topic])
+        if topic == ORDERED:
+            _overtaken(case, lane)
+            _out_of_turn(case, lane, _comes_before)
+        elif topic == COALESCED:
+            _out_of_turn(case, lane, _is_older)
+    of_group = np.nonzero(rows.place // MOST_GROUPS == topic_number(LIMITED))[0]
+    _at_once(case, leases, of_group, LANES[LIMITED]["concurrency"])
+
+
+def _leases(case: Case) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Between which instants each handler certainly ran under a valid lease."""
+    rows, causes = case.handled, case.causes
+    ends = np.where(rows.end > 0, rows.end_from, np.iinfo(np.int64).max)
+    until = np.minimum(ends, rows.begin + SURELY_US)
+    until[~causes.undisturbed(rows, rows.begin - ACK_US, rows.begin)] = 0
+    until = np.where(causes.accountable(rows) & (rows.end > 0), rows.end_from, until)
+    until[np.isin(case.messages.number[rows.message], list(causes.damaged))] = 0
+    return rows.begin_by, until
+
+
+def _at_once(
+    case: Case,
+    leases: tuple[NDArray[np.int64], NDArray[np.int64]],
+    rows: NDArray[np.int64],
+    most: int,
+) -> None:
+    since, until = leases
+    held = rows[until[rows] > since[rows]].tolist()
+    marks = sorted([(since[row], 1, row) for row in held] + [(until[row], 0, row) for row in held])
+    running: dict[int, int] = {}  # several handlings of a message are judged elsewhere
+    for _, begins, row in marks:
+        if not begins:
+            del running[row]
+            continue
+        running[row] = case.number(row)
+        if (found := len(set(running.values()))) > most:
+            others = sorted(set(running.values()) - {running[row]})
+            what = f"{found} of its lane were in flight at once, instead of {most}: with {others}"
+            case.accuse("at once", running[row], what)
+
+
+def _is_beyond_judgement(case: Case, first: int, second: int, until: int) -> bool:
+    """Whether one of two messages was damaged, or the server lost what it knew of them."""
+    sent, causes = case.messages, case.causes
+    numbers = {int(sent.number[message]) for message in (first, second)}
+    tried = int(min(sent.tried[first], sent.tried[second]))
+    return bool(numbers & causes.damaged) or causes.first(tried, until, "loss") is not None
+
+
+def _overtaken(case: Case, lane: NDArray[np.int64]) -> None:
+    """No other message of a key begins from when one has begun until it is done or dead."""
+    handled = case.handled[lane]
+    ends = (handled.verdict == Verdict.OK) | (handled.verdict == Verdict.DISCARDED)
+    for message in np.unique(handled.message[ends]):
+        own = handled.message == message
+        began, done = handled.begin_by[own].min(), handled.end_from[own & ends].min()
+        between = ~own & (case.least[lane] > began) & (handled.begin_by < done)
+        for row in lane[between]:
+            other, begin = int(case.handled.message[row]), int(case.handled.begin[row])
+            if _is_beyond_judgement(case, int(message), other, begin):
+                continue
+            if not case.is_first[row] and case.causes.stopped(
+                case.handled.process[row], begin - 3 * ACK_US, begin
+            ):
+                continue  # its lease was lost before it began again
+            what = f"began {(begin - began) / 1e6:.3f} s after {case.messages.number[message]}"
+            case.accuse("out of order", case.number(row), f"{what}, which was not done")
+
+
+Precedes = Callable[[Any, Any, int], NDArray[np.bool_]]
+"""Of the messages of a lane, with their due times: which come before one of them."""
+
+
+def _comes_before(sent: Any, dues: Any, this: int) -> NDArray[np.bool_]:
+    """Those with an earlier due time that Redis had then, and those sent before for the same."""
+    one, due = sent[this], dues[this]
+    is_known = (sent.confirmed > 0) & (sent.confirmed <= due * 1000)
+    is_before = (sent.confirmed > 0) & (sent.confirmed < one.tried)
+    is_before |= (sent.tried == one.tried) & (sent.confirmed == one.confirmed) & (one.confirmed > 0)
+    return np.asarray(
+        (dues < due) & is_known | (dues == due) & (sent.number < one.number) & is_before
+    )
+
+
+def _is_older(sent: Any, _dues: Any, this: int) -> NDArray[np.bool_]:
+    return np.asarray(sent.number < sent.number[this])
+
+
+def _out_of_turn(case: Case, lane: NDArray[np.int64], precedes: Precedes) -> None:
+    """None begins for the first time after one that it precedes."""
+    first = lane[case.is_first[lane] & (case.handled.attempt[lane] == 1)]
+    rows = case.handled[first]
+    sent, least = case.messages[rows.message], case.least[first]
+    for this in range(len(first)):
+        after = (least > rows.begin_by[this]) & precedes(sent, rows.due, this)
+        for row in first[after]:
+            message, begin = int(case.handled.message[row]), int(case.handled.begin[row])
+            if _is_beyond_judgement(case, message, int(rows.message[this]), begin):
+                continue
+            what = f"began {(begin - rows.begin_by[this]) / 1e6:.3f} s after {sent.number[this]}"
+            case.accuse("out of order", case.number(row), f"{what}, which comes after it")
 
 
 # Second calls, and failed ones
@@ -713,4 +863,5 @@ def growth(case: Case) -> None:
 JUDGES = (
     count, lost, again, charged, astray, left, processes, early, late, late_by_its_due_time,
     past_ttl, failures, after_cancel, after_replace, answers, repairs, growth, ticks, windows,
+    keys,
 )  # fmt: skip

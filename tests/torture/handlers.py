@@ -87,6 +87,9 @@ def end(handling: Handling) -> bool | None:
 @sturdy.on("hard")
 @sturdy.on("fickle")
 @sturdy.on("windows")
+@sturdy.on("ordered")
+@sturdy.on("limited")
+@sturdy.on("coalesced")
 @sturdy.on("hang", timeout=timedelta(seconds=HANG_TIMEOUT_S))
 def handle(message: Message) -> bool | None:
     """On a thread, or on the reader's thread."""

@@ -33,7 +33,8 @@ FORGET_S = 10.0
 class Orders(NamedTuple):
     """What a process of the run gets from the stage, in its environment.
 
-    shift_s: how far its clock is off. waits_ms: how long a message may wait for its window.
+    shift_s: how far its clock is off. is_current: no role is of an earlier build, which may know
+    neither windows nor keys. waits_ms: how long a message may wait for its window.
     """
 
     number: int
@@ -48,7 +49,7 @@ class Orders(NamedTuple):
     longest_s: float
     shift_s: int
     has_schedules: bool
-    has_windows: bool
+    is_current: bool
     waits_ms: float
 
     @classmethod
@@ -152,7 +153,8 @@ class RedisClock:
 class Book:
     """A sender's ledger: one line for each call before it is made, and one for its result.
 
-        S call low topic first count doing,... due,... ttl   a send of `count` new messages
+        S call low topic first count doing,... due,... ttl key
+                                                             a send of `count` new messages
         D call low number due                                the same id sent once more
         P call low topic number of due                       a new message in the place of another
         U call low topic number of due                       the same, with the other's due time
@@ -164,7 +166,8 @@ class Book:
                                                              status code
 
     `low` and `high` are Redis's clock in microseconds: bounds for the begin and the end of the
-    call. A due is `+ms` for a delay or epoch milliseconds.
+    call. A due is `+ms` for a delay or epoch milliseconds. A key is the number of one that no other
+    sender uses, or 0.
     """
 
     def __init__(self, orders: Orders) -> None:
@@ -192,11 +195,13 @@ class Book:
         numbers: Sequence[int],
         does: Sequence[Do],
         dues: Sequence[str],
+        *,
         ttl: int = 0,
+        key: int = 0,
     ) -> int:
         doing, due = _alike(",", [str(int(do)) for do in does]), _alike(",", dues)
         number = topic_number(topic)
-        return self.attempt("S", number, numbers[0], len(numbers), doing, due, ttl)
+        return self.attempt("S", number, numbers[0], len(numbers), doing, due, ttl, key)
 
     def commit(self) -> None:
         """Return once all notes are on disk; calls may be made now."""

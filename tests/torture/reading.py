@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.torture.world import Do
+from tests.torture.world import COALESCED, Do, topic_number
 
 CHUNK_BYTES = 1 << 24
 ARCHIVED = "archived.json"
@@ -20,10 +20,11 @@ def _table(columns: str) -> np.dtype[Any]:
 
 
 MESSAGES = _table(
-    "number i8, topic u1, do u1, taken_back u1, ttl i4, due i8, tried i8, confirmed i8"
+    "number i8, topic u1, do u1, taken_back u1, key u2, ttl i4, due i8, tried i8, confirmed i8"
 )
 """A sender's record of one message; instants in us, 0 for never. `due` (ms) is the earliest
-instant at which it may be handled, by what was first sent under its id; `ttl`: ms, 0 for none."""
+instant at which it may be handled, by what was first sent under its id; `ttl`: ms, 0 for none;
+`key`: a number of the sender's, 0 for none."""
 
 WRITTEN = ("place", "attempt", "due", "begin", "end", "verdict", "asked", "begin_by", "end_from")
 """The columns of a handler's ledger, after the message."""
@@ -43,7 +44,7 @@ class TakenBack(IntEnum):
     """Whether a message may have been taken back, so that it need not be handled."""
 
     NO = 0
-    MAYBE = 1  # a cancel or a replacement with unknown answer
+    MAYBE = 1  # a cancel, a replacement or a coalesced send with unknown answer
     CANCELLED = 2
     REPLACED = 3  # another message took its place
 
@@ -71,7 +72,8 @@ class Failure(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A running call: its kind, and its rows (`old`: the one replaced)."""
+    """A running call: its kind, and its rows (`old`: the one replaced, or the one before of the
+    same key)."""
 
     kind: str
     first: int
@@ -170,6 +172,7 @@ class _Sender:
         self.updated: set[int] = set()
         self._number = number
         self._calls: dict[str, Call] = {}
+        self._coalesced: dict[str, int] = {}  # the last row of each key
 
     def read(self, line: str) -> None:
         kind, call, instant, *rest = line.split("\t")
@@ -183,9 +186,16 @@ class _Sender:
 
     def _tried(self, kind: str, at: int, rest: list[str]) -> Call:
         if kind == "S":
-            topic, number, size, does, dues, ttl = rest
-            call = Call("S", _place(number), int(size), at)
+            topic, number, size, does, dues, ttl, key = rest
+            old = -1
+            if is_coalesced := int(topic) == topic_number(COALESCED):
+                old = self._coalesced.get(key, -1)
+                self._coalesced[key] = _place(number)
+            call = Call("S", _place(number), int(size), at, old)
             self._add(call, int(topic), does, dues, int(ttl))
+            self.rows["key"][call.first : call.first + call.size] = int(key)
+            if is_coalesced and old >= 0:
+                self.rows["taken_back"][old] = TakenBack.MAYBE
             return call
         if kind in "PU":
             topic, number, replaced, said = rest
@@ -218,6 +228,11 @@ class _Sender:
         if call.kind in "SPUD":
             known = self.rows["confirmed"][call.first : call.first + call.size]
             known[known == 0] = at
+        if call.kind == "S" and self.rows["topic"][call.first] == topic_number(COALESCED):
+            if call.old >= 0:  # a new message: the one before had begun
+                truth = TakenBack.NO if letters == "a" else TakenBack.REPLACED
+                self.rows["taken_back"][call.old] = truth
+            return
         if call.kind == "S":
             told = letters if len(letters) > 1 else letters * call.size
             self.odd |= {call.first + n: letter for n, letter in enumerate(told) if letter != "a"}

@@ -162,7 +162,7 @@ class _Run:
         while time.monotonic() < since + patience_s:
             self._step()
             standing = self._stage.standing()
-            left = standing["waiting"] + standing["ready"] + standing["retry"]
+            left = sum(standing[state] for state in ("waiting", "parked", "ready", "retry"))
             if not left:
                 return
             if best is None or left <= LESS * best:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import Any, TypeVar
 
 from lisa import AsyncProducer, DuplicateMessage, LisaError, Producer
@@ -19,14 +20,20 @@ from lisa.core.transitions.enqueue import Sent
 from lisa.producer import Outgoing, SendOutcome
 from tests.torture.ledger import Book, Orders, Pace, delay_ms, leaving
 from tests.torture.world import (
+    COALESCED,
+    LANES,
+    LIMITED,
+    ORDERED,
     POISON_RETRIES,
     RETRY_AFTER_MS,
+    RULES,
     SCHEDULES,
     TICKS,
     WINDOWED,
     Do,
     body_of,
     has_time_in_its_window,
+    key_of,
     options_of,
     own_id,
     shortly_before_it_closes,
@@ -42,9 +49,12 @@ LATER_S = 5.0
 SKIPPED_TTL_MS = 1_500  # messages with a longer ttl also have a late policy
 TRIES_FOR = timedelta(seconds=4)  # for a call; after that it is an error, and the process continues
 
-BULK_TOPICS = {"bulk": 80, "two": 8, "batch": 12}
+BULK_TOPICS = {"bulk": 80, "two": 8, "batch": 12, ORDERED: 4, LIMITED: 4}
 WAYS = {"alike": 45, "each": 35, "stream": 10, "singly": 10}
-TOPICS = {"async": 25, "hard": 20, "hang": 3, "fickle": 52, WINDOWED: 20}
+TOPICS = {"async": 25, "hard": 20, "hang": 3, "fickle": 52, WINDOWED: 20, COALESCED: 40}
+KEYS = 6
+"""How many keys of a topic a process uses at a time."""
+
 STORIES = {
     "plain": 20, "again": 15, "reject": 8, "replace": 10, "update": 5,
     "cancel": 22, "move": 12, "fire": 5, "ttl": 3,
@@ -58,6 +68,17 @@ DOES = {
     "hang": {Do.OK: 80, Do.HANG: 20},
     "batch": {Do.OK: 99, Do.RAISE: 1},
     WINDOWED: {Do.OK: 80, Do.RAISE: 10, Do.RETRY: 10},
+    ORDERED: {
+        Do.OK: 84,
+        Do.RAISE: 4,
+        Do.RETRY: 2,
+        Do.FALSE: 2,
+        Do.SLOW: 3,
+        Do.DISCARD: 1,
+        Do.DEFER: 4,
+    },
+    LIMITED: {Do.OK: 80, Do.RAISE: 4, Do.DEFER: 4, Do.SLOW: 12},
+    COALESCED: {Do.OK: 70, Do.RAISE: 5, Do.RETRY: 5, Do.DEFER: 5, Do.SLOW: 15},
 }
 """How handlers of these topics treat messages: weights."""
 
@@ -79,6 +100,11 @@ class Sender:
 
     def _drawn(self, weights: Mapping[T, int]) -> T:
         return self._chance.choices(list(weights), list(weights.values()))[0]
+
+    def _topic(self, weights: Mapping[str, int]) -> str:
+        """An earlier build has neither windows nor keys."""
+        unknown = () if self._orders.is_current else (WINDOWED, *LANES)
+        return self._drawn({topic: n for topic, n in weights.items() if topic not in unknown})
 
     def _do(self, topic: str) -> Do:
         return self._drawn(DOES.get(topic, {Do.OK: 1}))
@@ -115,19 +141,22 @@ class Bulk(Sender):
         alike: one due time for all, ids left to Lisa: the fast way. each: explicit ids, each with
         its own due time, some of them absolute. stream: outcomes before an error are confirmed.
         """
-        topic, way = self._drawn(BULK_TOPICS), self._drawn(WAYS)
+        topic, way = self._topic(BULK_TOPICS), self._drawn(WAYS)
+        key = self._chance.randint(1, KEYS) if topic in LANES else 0
         self._book.clock.ask()
         calls = []
         if way == "singly":
-            calls = [self._noted(way, topic, 1) for _ in range(min(n, MOST_SINGLY))]
+            calls = [self._noted(way, topic, key, 1) for _ in range(min(n, MOST_SINGLY))]
             n, way = n - len(calls), "alike"
         if n:
-            calls.append(self._noted(way, topic, n))
+            calls.append(self._noted(way, topic, key, n))
         self._book.commit()
         for call in calls:
             self._send(*call)
 
-    def _noted(self, way: str, topic: str, n: int) -> tuple[int, str, str, list[Outgoing]]:
+    def _noted(
+        self, way: str, topic: str, key: int, n: int
+    ) -> tuple[int, str, str, list[Outgoing]]:
         numbers, does = self._book.numbers(n), [self._do(topic) for _ in range(n)]
         is_alike = way == "alike"
         delays = [self._delay_ms()] * n if is_alike else [self._delay_ms() for _ in numbers]
@@ -135,12 +164,14 @@ class Bulk(Sender):
         if way == "each" and self._chance.random() < 0.3:
             now_ms = self._book.clock.now().high // 1000
             dues = [str(now_ms + delay) for delay in delays]
-        call = self._book.send(topic, numbers, does, dues)
+        call = self._book.send(topic, numbers, does, dues, key=key)
+        named: Any = {"key": key_of(numbers[0], key)} if key else {}  # an earlier build has no keys
         outgoing = [
             Outgoing(
                 body_of(number, do),
                 id=None if way in ("alike", "singly") else own_id(number),
                 **{"at_ms": now_ms + delay} if now_ms else {"delay": timedelta(milliseconds=delay)},
+                **named,
             )
             for number, do, delay in zip(numbers, does, delays, strict=True)
         ]
@@ -159,14 +190,17 @@ class Bulk(Sender):
             self._book.confirm(call, *letters)
 
     def _outcomes(self, way: str, topic: str, outgoing: list[Outgoing]) -> Iterable[str]:
-        bodies, delay = [message.body for message in outgoing], outgoing[0].delay
+        bodies = [message.body for message in outgoing]
+        options: Any = {"delay": outgoing[0].delay}
+        if topic in LANES:
+            options["key"] = outgoing[0].key
         if way == "singly":
-            self._producer.send(topic, bodies[0], delay=delay)
+            self._producer.send(topic, bodies[0], **options)
             return ["accepted"]
         if way == "stream":
             reports: Iterable[SendOutcome] = self._producer.send_stream(topic, iter(outgoing))
         elif way == "alike":
-            reports = self._producer.send_many(topic, bodies, delay=delay)
+            reports = self._producer.send_many(topic, bodies, **options)
         else:
             reports = self._producer.send_many(topic, outgoing)
         return (report.outcome for report in reports)
@@ -177,9 +211,10 @@ class Fickle(Sender):
 
     def __init__(self, orders: Orders) -> None:
         super().__init__(orders)
-        self._topics = {**TOPICS, WINDOWED: TOPICS[WINDOWED] * orders.has_windows}
+        self._new_key = count(1)
+        self._keys = [next(self._new_key) for _ in range(KEYS)]  # of coalesced sends
         self._later: list[tuple[float, int, str, str]] = []
-        self._calls: list[Awaitable[None]] = []
+        self._calls: list[Awaitable[object]] = []
 
     def _now_ms(self) -> int:
         return self._book.clock.now().low // 1000
@@ -187,7 +222,7 @@ class Fickle(Sender):
     async def run(self) -> None:
         """Due times in windows are chosen by Redis's clock: this process's own may be off."""
         self._producer = AsyncProducer(self._orders.redis, patience=TRIES_FOR)
-        if not self._orders.has_windows:
+        if not self._orders.is_current:
             await self._run()
             return
         from lisa.core.model.windows.placing import using_clock
@@ -213,7 +248,11 @@ class Fickle(Sender):
 
     def _begin(self) -> None:
         """Send a message; a second call comes later, if the story has one."""
-        topic, [number] = self._drawn(self._topics), self._book.numbers(1)
+        topic = self._topic(TOPICS)
+        if topic == COALESCED:
+            self._coalesce()
+            return
+        [number] = self._book.numbers(1)
         story, delay, ttl_ms = "plain", self._delay_ms(), 0
         if topic == WINDOWED:
             if self._chance.random() < 0.5:
@@ -234,24 +273,40 @@ class Fickle(Sender):
             heapq.heappush(self._later, (at, number, story, topic))
 
     def _send(self, topic: str, number: int, do: Do, delay: int, ttl_ms: int) -> None:
-        call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl_ms)
+        call = self._book.send(topic, [number], [do], [f"+{delay}"], ttl=ttl_ms)
         options = options_of(number, self._now_ms()) if topic == WINDOWED else {}
         if do is Do.POISON:
             options["retry"] = ",".join([f"{RETRY_AFTER_MS}ms"] * POISON_RETRIES)
         if ttl_ms:
             options["ttl"] = timedelta(milliseconds=ttl_ms)
-        if self._orders.has_windows and ttl_ms > SKIPPED_TTL_MS:  # an earlier build has neither
+        if self._orders.is_current and ttl_ms > SKIPPED_TTL_MS:  # an earlier build has neither
             options["late"] = "skip after 1s"
         options |= {"id": own_id(number), "delay": timedelta(milliseconds=delay)}
         self._calls.append(
             self._note(call, self._producer.send(topic, body_of(number, do), **options), "a")
         )
 
+    def _coalesce(self) -> None:
+        """Send for a key whose last send has been answered."""
+        if not self._keys:
+            return
+        key = self._keys.pop(self._chance.randrange(len(self._keys)))
+        [number], do = self._book.numbers(1), self._do(COALESCED)
+        most_ms, options = RULES[key % len(RULES)]
+        call = self._book.send(COALESCED, [number], [do], [f"+{most_ms}"], key=key)
+        outgoing = Outgoing(body_of(number, do), key=key_of(number, key), **options)
+        self._calls.append(self._send_for_key(key, call, outgoing))
+
+    async def _send_for_key(self, key: int, call: int, outgoing: Outgoing) -> None:
+        """A key whose send failed is not used again: it may still arrive, after others."""
+        is_known = await self._note(call, self._outcome(COALESCED, outgoing))
+        self._keys.append(key if is_known else next(self._new_key))
+
     def _go_on(self, story: str, number: int, topic: str) -> None:
         name, delay = own_id(number), self._chance.randint(200, 3_000)
         later, due, producer = timedelta(milliseconds=delay), f"+{delay}", self._producer
         options: Any = {"id": name, "delay": later}
-        if story == "update" and not self._orders.has_windows:
+        if story == "update" and not self._orders.is_current:
             story = "replace"  # an earlier build has no updates
         if story == "cancel":
             self._call(producer.cancel(topic, name), "X", number)
@@ -274,22 +329,25 @@ class Fickle(Sender):
     def _call(self, work: Awaitable[str], kind: str, *fields: object) -> None:
         self._calls.append(self._note(self._book.attempt(kind, *fields), work))
 
-    async def _outcome(self, topic: str, outgoing: Outgoing, mode: str) -> str:
+    async def _outcome(self, topic: str, outgoing: Outgoing, mode: str | None = None) -> str:
         """The outcome of one message: only a bulk call reports it."""
         [report] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
         return report.outcome
 
-    async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> None:
+    async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> bool:
+        """Note the answer; returns whether there was one."""
         try:
             said = await work
         except DuplicateMessage:
             self._book.confirm(call, "x")
         except LisaError as error:
             self._book.fail(call, error)
+            return False
         else:
             # Earlier builds say "replaced" of a message that may be in flight.
             held = said == getattr(Sent, "REPLACED_IN_FLIGHT", "replaced")
             self._book.confirm(call, letter or ("f" if held else said[0]))
+        return True
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from lisa.testing.clocked_server import library
 from tests.servers import ROOT, connect, redis_server
 from tests.torture.ledger import Ledger, Orders
 from tests.torture.proxy import Proxy
-from tests.torture.world import TOPICS, consumer_config, manager_config, topic_window
+from tests.torture.world import LANES, TOPICS, consumer_config, manager_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.torture.__main__ import Options
 
 SWIFT = ("bulk", "two")
-STURDY = ("batch", "async", "hard", "hang", "fickle", "windows")
+STURDY = ("batch", "async", "hard", "hang", "fickle", "windows", *LANES)
 FICKLE_SHARE = 0.1
 HTTP_PER_S = 15.0  # each costs a hundred times as much as one in a batch
 LEAVES_WITHIN_S = 30.0
@@ -281,10 +281,9 @@ class Stage:
             self.tail = Snapshots(self.client)
         self.proxy = Proxy(self.server.port, ("manager", "consumer", "producer", "gateway"))
         self._gateway_port = free_port()
-        window = "" if self.earlier else topic_window()  # which an earlier build may ignore
         journaled = [ARCHIVED_TOPIC] if self.options.restore else []
         configs = {
-            "manager": manager_config(*journaled, window=window),
+            "manager": manager_config(*journaled, is_current=self.earlier is None),
             "swift": consumer_config(SWIFT),
             "sturdy": consumer_config(STURDY),
         }
@@ -361,7 +360,7 @@ class Stage:
             longest_s=options.longest_s,
             shift_s=role.shift_s,
             has_schedules=not options.restore,
-            has_windows=self.earlier is None,
+            is_current=self.earlier is None,
             waits_ms=options.waits_ms,
         )
 
@@ -466,9 +465,11 @@ class Stage:
         for topic in TOPICS:
             keys = self.store.keys.topic(topic.name)
             calls.append(("waiting", "ZCARD", keys.waiting))
-            for own in map(keys.group, topic.groups):
+            for group in topic.groups:
+                own = keys.group(group)
                 calls += [
                     ("ready", "HLEN", own.entries),
+                    ("parked", "HLEN", keys.lanes(group).parked),
                     ("retry", "ZCARD", own.retry),
                     ("garbage", "ZCARD", own.garbage),
                     ("ready streams", "XLEN", own.ready),

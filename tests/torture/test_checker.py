@@ -39,6 +39,8 @@ a replacement: send; replace 0.5 +1000
 a cancel that came too late: send; cancel 0.5 i
 a ttl, where nothing expired: send ttl_ms=500
 a ttl, where others were in time: send ttl_ms=500; count expired=1; in_time 10
+the last one of a key: send coalesced key=4; handle 1.1; send coalesced key=4 at_s=2 answer=r
+one that had begun before the next: send coalesced key=4; send coalesced key=4 at_s=1.2; handle 2.3
 discarded, yet not in garbage: send hard do=DISCARD; handle 1.1 DISCARDED
 confirmed before what the server lost: send at_s=1; loss 2 3
 archived, yet not restored: send bulk; archive; loss 0 1
@@ -59,6 +61,7 @@ by an absolute due time: send due=1700000002000; handle 1.5
 after it was put off: send; move 0.5 +3000; handle 1.1
 before the due time of what it updates: send due=+3000; update 0.5 +1000; handle 1.6 due_s=1.5
 by a duplicate: send due=+3000; again 0.1 +1000; handle 1.2
+debounced: send coalesced due=+1000 key=4; handle 0.9 due_s=0.9
 before its window opens: send windows at_s=38.5; handle 39.5 due_s=39.5
 after its window closed: send windows at_s=100; handle 101 due_s=101
 
@@ -70,6 +73,10 @@ brought forward in vain: send due=+9000; move 0.5 +0; handle 9.1 due_s=9
 past its ttl: send ttl_ms=500; handle 2.6
 deferred to the wrong window: send windows; handle 160.1 due_s=160
 deferred within its window: send windows; handle 41.1 due_s=41
+debounced: send coalesced key=4; handle 1.2 due_s=1.2
+at most so late: send coalesced key=5; handle 1.2 due_s=1.2
+in a lane that nobody uses: send ordered key=1; handle 1.1; send ordered key=1; handle 4.2
+in a lane that another key uses: send ordered key=1; handle 2.1; send ordered key=2; handle 4.1
 
 == after cancel
 handled: send; cancel 0.5; handle 1.1
@@ -86,6 +93,29 @@ in flight, and handled much later: send; replace 0.5 +1000 f; handle 3 number=ol
 
 == lost excused, after replace excused
 the server lost a replacement: loss 0.3 0.8; send; replace 0.5 +1000; handle 3 number=old
+
+== at once, out of order
+two of a key in order: send ordered key=1; handle 1.1 took_s=0.5; send ordered key=1; handle 1.2
+
+== at once
+two coalesced ones: send coalesced key=4; handle 1.1 took_s=2;
+    send coalesced key=4 at_s=1.5; handle 2.6 process=3
+three of a key: limited 3 key=1
+seven of all keys: limited 2 key=1; limited 2 key=2; limited 2 key=3; limited 1 key=4
+one while another's lease lasts: send coalesced key=4; handle 1.1 took_s=none; kill 2 1.2;
+    send coalesced key=4 at_s=1.2; handle 2.3 process=3; handle 5 number=before attempt=2 process=3
+
+== out of order
+a retry was overtaken: send ordered key=1 do=RAISE; handle 1.1 FAILED;
+    send ordered key=1; handle 1.2; handle 1.4 number=before attempt=2 due_s=1.3
+a killed one was overtaken: send ordered key=1; handle 1.1 took_s=none; kill 2 1.2;
+    send ordered key=1; handle 3 process=3; handle 5 number=before attempt=2 process=3
+due later, and handled first: send ordered key=1; send ordered key=1 due=+1100;
+    handle 1.2; handle 1.3 number=before
+sent later, and handled first: send ordered key=1; send ordered key=1 at_s=0.5 due=+500;
+    handle 1.2; handle 1.3 number=before
+an older one of a burst: send coalesced key=4; send coalesced at_s=0.5 key=4 due=+1000 answer=r;
+    handle 1.6; handle 1.7 number=before due_s=1
 
 == stuck
 waiting: send; stay waiting none
@@ -170,6 +200,24 @@ killed while its handler ran: send; handle 1.1 took_s=none; handle 5.1 attempt=2
 counted before the server lost data: send; loss 1 2; handle 5.1 attempt=2
 pulled, and counted: send http; handle 5.1 attempt=2
 updated: send; update 0.5 +3000; handle 1.1
+one that the next replaced: send coalesced key=4; send coalesced key=4 at_s=0.5 answer=r; handle 1.6
+one that a lost send may have replaced: send coalesced key=4;
+    send coalesced key=4 at_s=0.5 answer=none
+in order: send ordered key=1; handle 1.1; send ordered key=1; handle 1.2
+sent later, due earlier: send ordered key=1 due=+1100; send ordered key=1 at_s=1.095 due=+0;
+    handle 1.11 number=before; handle 1.2
+of different keys: send ordered key=1 due=+1100; handle 1.1; send ordered key=2; handle 1.3
+as many as may: limited 2 key=1; limited 2 key=2; limited 2 key=3
+two, the lease of one was lost: freeze 2 1.2 5.5; send ordered key=1; handle 1.1 took_s=6;
+    handle 4.6 process=3 attempt=2; send ordered key=1 due=+4000; handle 5 process=3
+out of order, as the server lost data: loss 2 3; send ordered key=1 do=RAISE; handle 1.1 FAILED;
+    send ordered key=1 at_s=4 due=+500; handle 4.6; handle 4.8 number=before attempt=2
+out of order, as its entry was deleted: send ordered key=1 do=RAISE; handle 1.1 FAILED;
+    fault trim ordered/lisa 0.5 0.6 messages=this; send ordered key=1; handle 1.2;
+    handle 1.4 number=before attempt=2
+late in a lane that others use: send ordered key=1 do=SLOW; handle 1.1 took_s=2.5;
+    send ordered key=1; handle 5 took_s=0.3
+debounced, and due before: send coalesced key=5; handle 0.5 due_s=0.4
 updated in flight: send; update 1.05 +1000 f; handle 1.2 number=old; handle 2.2
 replaced in flight, and begun after that: send; replace 1.05 +1000 f; handle 1.2 number=old;
     handle 2.2
@@ -205,7 +253,7 @@ a short run: grows keys 0 200000 seconds=500
 
 Those without a finding are rare in a run: a checker that accuses Lisa of what every run contains
 fails the tests of the run itself. Times are in seconds from the beginning. The last message sent is
-`this`; `old` is the one that it replaced.
+`this`, the one sent before it `before`; `old` is the one that it replaced.
 """
 
 
@@ -226,7 +274,7 @@ class Papers:
         self.samples: list[dict[str, Any]] = []
         self.final: dict[str, Any] = {"live": [], "findings": [], "ticks": None, "bodies": 0}
         self.stats: dict[str, int] = {}
-        self.number, self.old, self.topic = 0, 0, "fickle"
+        self.number, self.before, self.old, self.topic = 0, 0, 0, "fickle"
         self._dues: dict[int, float] = {}
         for number, role in enumerate(("producer-1", "consumer-1", "consumer-2"), SENDER):
             self.event("start", 0, role=role, number=number)
@@ -239,7 +287,7 @@ class Papers:
             getattr(self, verb)(*values, **{name: self._value(named[name]) for name in named})
 
     def _value(self, word: str) -> Any:
-        known = {"none": None, "this": self.number, "old": self.old}
+        known = {"none": None, "this": self.number, "before": self.before, "old": self.old}
         try:
             return known[word] if word in known or word[0] == "+" else json.loads(word)
         except (KeyError, ValueError):  # +1000 is a delay
@@ -298,10 +346,12 @@ class Papers:
         due: str | int = "+1000",
         do: str = "OK",
         ttl_ms: int = 0,
+        key: int = 0,
         answer: str | None = "a",
     ) -> None:
+        self.before = self.number
         self._begin(topic, str(due), at_s)
-        fields = topic_number(topic), self.number, 1, int(Do[do]), due, ttl_ms
+        fields = topic_number(topic), self.number, 1, int(Do[do]), due, ttl_ms, key
         self._call("S", at_s, answer, *fields)
 
     def _begin(self, topic: str, due: str, at_s: float) -> None:
@@ -389,6 +439,12 @@ class Papers:
         self.send()
         self.handle(first_s)
         self.handle(second_s, attempt=2, process=OTHER)
+
+    def limited(self, n: int, key: int) -> None:
+        """So many of a key are handled at once."""
+        for _ in range(n):
+            self.send("limited", key=key, do="SLOW")
+            self.handle(1.1, took_s=0.3)
 
     def in_time(self, n: int) -> None:
         """Messages are handled right when they are due."""
@@ -484,9 +540,9 @@ def test_messages_and_handlings_are_named_and_counted(tmp_path: Path) -> None:
 def test_many_messages_in_a_call_and_torn_lines(tmp_path: Path) -> None:
     p, first = Papers(), number_of(SENDER, 0)
     p.sent += [
-        f"S\t1\t{us(0)}\t0\t{first}\t3\t0\t+1000,+2000,+3000\t0",
+        f"S\t1\t{us(0)}\t0\t{first}\t3\t0\t+1000,+2000,+3000\t0\t0",
         f"C\t1\t{us(0.1)}\ta",
-        f"S\t2\t{us(0)}\t0\t{first + 3}\t3\t0\t+1000\t0",
+        f"S\t2\t{us(0)}\t0\t{first + 3}\t3\t0\t+1000\t0\t0",
         f"E\t2\t{us(4)}\t2\tServerUnavailable",  # two of the three are confirmed
     ]
     for place, at_s in enumerate((1.1, 2.1, 2.9)):

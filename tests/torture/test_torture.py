@@ -52,6 +52,7 @@ def test_three_quarters_of_a_minute_of_every_fault(tmp_path: Path) -> None:
     counts = run_with_every_fault(tmp_path, options).counts
     assert counts["handlings held to account"] > 0
     assert counts["handlings with a window"] > 0
+    assert counts["handlings with a key"] > counts["leases held to account"] > 0
     assert counts["ticks"] > 45  # three schedules, two of them with a tick each second
 
 

@@ -37,13 +37,39 @@ class Topic(NamedTuple):
     groups: tuple[str, ...]
 
 
-NAMES = ("bulk", "two", "batch", "async", "hard", "hang", "fickle", "http", "windows")
+NAMES = (
+    "bulk", "two", "batch", "async", "hard", "hang", "fickle", "http", "windows",
+    "ordered", "limited", "coalesced",
+)  # fmt: skip
 GROUPS = {"two": ("east", "west")}
 TOPICS = [Topic(name, GROUPS.get(name, ("lisa",))) for name in NAMES]
 """Ledgers identify a topic by its number here."""
 
 WINDOWED = "windows"
 """The topic of messages with windows, described below."""
+
+ORDERED, LIMITED, COALESCED = "ordered", "limited", "coalesced"
+"""The topics of messages with keys. A key is used by one sender, which sends one call after the
+other for it."""
+
+LANES: Mapping[str, Mapping[str, Any]] = {
+    ORDERED: {"order": "continue"},
+    LIMITED: {"concurrency": 6, "key-concurrency": 2, "key-rate": "20/s, burst 5", "fair": True},
+    COALESCED: {},
+}
+"""Their options of lanes."""
+
+AT_ONCE = {ORDERED: 1, LIMITED: 2, COALESCED: 1}
+"""How many messages of a key may be in flight in a group."""
+
+RULES: Sequence[tuple[int, Mapping[str, Any]]] = (
+    (1_000, {"debounce": "1s"}),
+    (1_000, {"debounce": "1s", "max_wait": "3s"}),
+    (2_000, {"throttle": "2s"}),
+    (1_000, {"latest": True, "delay": "1s"}),
+)
+"""How the sends of a key coalesce, by the key's remainder: when a message is due at the latest, in
+ms after the send, and the options."""
 
 TICKS = "ticks"
 """The topic of schedules. No consumer handles it, so every occurrence can be counted at the end."""
@@ -100,6 +126,16 @@ def number_of(sender: int, count: int) -> int:
     return (sender << 32) + count
 
 
+def key_of(number: int, key: int) -> str:
+    """The key of a message, by the number of the key at its sender."""
+    return f"{number >> 32}-{key}"
+
+
+def may_be_due_before(key: int) -> bool:
+    """Whether a coalesced send of a key may leave an earlier due time as it is."""
+    return set(RULES[key % len(RULES)][1]) != {"debounce"}
+
+
 def own_id(number: int) -> str:
     return f"{number >> 32}-{number & 0xFFFFFFFF}"
 
@@ -115,10 +151,10 @@ def body_of(number: int, do: int) -> list[int | str]:
     return [number, do, "x" * LARGE[number // LARGE_EVERY % len(LARGE)]]
 
 
-def manager_config(*journaled: str, window: str = "") -> str:
+def manager_config(*journaled: str, is_current: bool) -> str:
     """The configuration of all managers, JSON as YAML: it declares the topics.
 
-    journaled: the topics with a journal. window: of the topic of messages with windows.
+    journaled: the topics with a journal. is_current: all roles know windows and lanes.
     """
     ack_ms = timedelta(seconds=ACK_S) // timedelta(milliseconds=1)
     retry = {"fixed": {"delay": f"{RETRY_DELAY_MS}ms", "count": RETRIES}}
@@ -127,8 +163,10 @@ def manager_config(*journaled: str, window: str = "") -> str:
         group["retention"] = f"{RETENTION_S:g}s"
         if group["topic"] in journaled:
             group["journal"] = True
-        if group["topic"] == WINDOWED and window:
-            group["window"] = window
+        if is_current:
+            group.update(LANES.get(group["topic"], {}))
+        if is_current and group["topic"] == WINDOWED:
+            group["window"] = topic_window()
     server = {"timeout": f"{ack_ms}ms", "retry": retry}
     return json.dumps({"lisa-delay-queue": {"manager-server": server, "groups": groups}})
 
