@@ -60,7 +60,10 @@ _decoder = msgspec.json.Decoder(_Record)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredPushTarget:
-    """The push target of one group; None means the gateway's configured default."""
+    """The push target of one group; None means the gateway's configured default.
+
+    uses_lanes: whether the topic does.
+    """
 
     topic: str
     group: str
@@ -69,6 +72,7 @@ class StoredPushTarget:
     concurrency: int | None = None
     timeout_ms: int | None = None
     ack_timeout_ms: int = 10_000
+    uses_lanes: bool = False
 
 
 class SetTarget(NamedTuple):
@@ -171,7 +175,11 @@ def _read(topic: str, stored: Mapping[bytes, bytes]) -> list[StoredPushTarget]:
             continue
         found.append(
             StoredPushTarget(
-                topic=topic, group=group, ack_timeout_ms=timeout_ms, **msgspec.structs.asdict(one)
+                topic=topic,
+                group=group,
+                ack_timeout_ms=timeout_ms,
+                uses_lanes=fields.get("lanes") == b"1",
+                **msgspec.structs.asdict(one),
             )
         )
     return found

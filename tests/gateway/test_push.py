@@ -17,6 +17,7 @@ from lisa import Manager, Producer
 from lisa.admin import groups
 from lisa.admin import push as admin
 from lisa.cli.main import main
+from lisa.core.delivery.pace import DEGRADED_AFTER
 from lisa.gateway.compat.mykit import MARK
 from lisa.gateway.page import sessions
 from lisa.testing import ClockedServer
@@ -156,6 +157,59 @@ def test_retry_after_pauses_the_whole_target(
     assert min(request.at for request in later) >= earliest - 0.05
     attempts = {request.id: request.headers["lisa-attempt"] for request in later}
     assert attempts == dict.fromkeys([first, *others], "1")
+
+
+LIMITED = Reply(429, {"retry-after": "3600"})
+
+
+@pytest.fixture
+def lanes(client: httpx.Client, topic: PushTopic) -> PushTopic:
+    """The topic, with lanes."""
+    path = f"/v1/topics/{topic.name}/options"
+    client.patch(path, json={"key_concurrency": 1}).raise_for_status()
+    return topic
+
+
+def test_a_429_rests_the_key_in_a_topic_with_lanes(
+    client: httpx.Client, target: Target, lanes: PushTopic
+) -> None:
+    target.replies.append(LIMITED)
+    lanes.push_to(client, target.url)
+    first = lanes.send(key="busy")
+    lanes.wait_for("parked", first)
+    second, quiet = lanes.send(key="busy"), lanes.send(key="quiet")
+    lanes.wait_for("acked", quiet)
+    lanes.wait_for("parked", first, second)
+    assert lanes.reason(first).startswith("429 ")
+    assert [unquote(one) for one in target.ids] == [first, quiet]
+
+
+def test_many_429s_in_a_row_pause_the_whole_target(
+    client: httpx.Client, target: Target, lanes: PushTopic
+) -> None:
+    few, many = [LIMITED] * (DEGRADED_AFTER - 1), [LIMITED] * DEGRADED_AFTER
+    target.replies += [*few, Reply(), *many]
+    lanes.push_to(client, target.url, concurrency=1)
+    for number in range(2 * DEGRADED_AFTER):
+        lanes.send(key=str(number))
+    wait_until(lambda: len(target.received) == 2 * DEGRADED_AFTER)
+    last = lanes.send(key="last")
+    lanes.wait_for("ready", last)
+    push_another(client, lanes)
+    assert len(target.received) == 2 * DEGRADED_AFTER
+
+
+@pytest.mark.parametrize(("status", "key"), [(503, "k"), (429, None)])
+def test_other_answers_pause_the_whole_target_in_a_topic_with_lanes(
+    client: httpx.Client, target: Target, lanes: PushTopic, status: int, key: str | None
+) -> None:
+    target.replies.append(Reply(status, {"retry-after": "3600"}))
+    lanes.push_to(client, target.url)
+    lanes.wait_for("retry", lanes.send(key=key))
+    other = lanes.send(key="other")
+    lanes.wait_for("ready", other)
+    push_another(client, lanes)
+    assert len(target.received) == 1
 
 
 def test_an_invalid_retry_after_is_ignored(

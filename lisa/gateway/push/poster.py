@@ -131,12 +131,14 @@ class PushResult(NamedTuple):
 
     FAULT: the gateway could not push, for which the message is not charged. detail: more than
     `reason`, for the log: those who may set targets must not learn about the gateway's network.
+    rests_lane: of `LATER`, only the messages with the same key have to wait.
     """
 
     verdict: PushVerdict
     reason: str = ""
     wait_s: float = 0.0
     detail: str = ""
+    rests_lane: bool = False
 
 
 def certificates() -> ssl.SSLContext:
@@ -188,6 +190,7 @@ class Poster:
         now_ms = self._clock.about_ms()
         headers = headers_of(message, media_type, body, key_of(target.secret), now_ms // 1000)
         limits = {**dict.fromkeys(_TIMEOUTS, timeout_s), "connect": timeout_s * CONNECT_PART}
+        has_lane = target.uses_lanes and message.key is not None
         answer: PushResult | None = None
         try:
             async with (
@@ -200,9 +203,9 @@ class Poster:
                     extensions={"timeout": limits},
                 ) as response,
             ):
-                answer = _answer_of(response, "", now_ms)
+                answer = _answer_of(response, "", now_ms, has_lane=has_lane)
                 with suppress(httpcore.NetworkError, httpcore.ProtocolError):
-                    answer = _answer_of(response, await _text(response), now_ms)
+                    answer = _answer_of(response, await _text(response), now_ms, has_lane=has_lane)
         except NotAllowed as error:
             host = urlsplit(target.url).hostname
             reason = f"not allowed: {host} has no address that this gateway may push to"
@@ -226,7 +229,9 @@ class Poster:
 _TIMEOUTS = ("read", "write", "pool")
 
 
-def _answer_of(response: httpcore.Response, text: str, now_ms: int) -> PushResult:
+def _answer_of(
+    response: httpcore.Response, text: str, now_ms: int, *, has_lane: bool
+) -> PushResult:
     status = response.status
     if 200 <= status < 300:
         return PushResult(PushVerdict.DONE)
@@ -239,7 +244,8 @@ def _answer_of(response: httpcore.Response, text: str, now_ms: int) -> PushResul
     if status in (429, 503):
         wait_s = _wait_s(response, now_ms)
         if wait_s > 0:
-            return PushResult(PushVerdict.LATER, reason, wait_s)
+            rests_lane = has_lane and status == 429
+            return PushResult(PushVerdict.LATER, reason, wait_s, rests_lane=rests_lane)
     return PushResult(PushVerdict.FAILED, reason)
 
 

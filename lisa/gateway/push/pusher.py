@@ -47,6 +47,7 @@ class TargetRecord:
         self._faults = Backoff(FIRST_S, LONGEST_S)
         self._fault: tuple[str, float] | None = None  # why this gateway cannot push; since when
         self._wish: tuple[str, float] | None = None  # how the target asked to wait; since when
+        self._limits = 0  # of keys, since the last push that succeeded
 
     def presence(self, group: str, host: str) -> PushPresence:
         """This record as other roles see it."""
@@ -82,6 +83,7 @@ class TargetRecord:
         """Record a successful push; returns whether it ended a slow period."""
         was_slowed = self._reached() or self._wish is not None
         was_slowed = self._degradation.succeeded() or was_slowed
+        self._limits = 0
         if not self.left_s:  # a push that began before the wait does not end it
             self._wish = None
         return was_slowed and self._wish is None
@@ -99,6 +101,13 @@ class TargetRecord:
         self._reached()
         self._wish = error, self._wish[1] if self._wish else time.monotonic()
         self._rest(seconds)
+
+    def met_limit_of_key(self, seconds: float, error: str) -> None:
+        """Record that a key has to wait; after many in a row, the target waits, too."""
+        self._reached()
+        self._limits += 1
+        if self._limits >= DEGRADED_AFTER:
+            self.asked_to_wait(seconds, error)
 
     def could_not_push(self, error: str) -> bool:
         """Record a fault of the gateway itself; returns whether it has just begun."""
@@ -332,7 +341,9 @@ class Pusher:
             answer.detail,
             extra=delivery.message.log_fields,
         )
-        if answer.verdict is PushVerdict.LATER:
+        if answer.rests_lane:
+            pace.met_limit_of_key(answer.wait_s, answer.reason)
+        elif answer.verdict is PushVerdict.LATER:
             pace.asked_to_wait(answer.wait_s, answer.reason)
         elif pace.failed(answer.reason):
             log.warning(
@@ -357,7 +368,13 @@ class Pusher:
                 settle = partial(settler.ack, *held)
             case PushVerdict.LATER:
                 wait_ms = math.ceil(answer.wait_s * 1000)
-                settle = partial(settler.defer, *held, delay_ms=wait_ms, reason=answer.reason)
+                settle = partial(
+                    settler.defer,
+                    *held,
+                    delay_ms=wait_ms,
+                    reason=answer.reason,
+                    rests_lane=answer.rests_lane,
+                )
             case PushVerdict.FAILED:
                 settle = partial(settler.retry, *held, reason=answer.reason)
         ends = time.monotonic() + SETTLE_WITHIN_S
