@@ -94,15 +94,24 @@ func calls(t *testing.T, client *Client) map[string]func() error {
 		"RescheduleAfter": func() error { return client.RescheduleAfter(ctx, "t", "a", 1) },
 		"RescheduleLocal": func() error { return client.RescheduleLocal(ctx, "t", "a", LocalTime{}) },
 		"Fire":            func() error { return client.Fire(ctx, "t", "a") },
-		"Pull":            func() error { _, err := client.Pull(ctx, "t", PullOptions{}); return err },
-		"Ack":             func() error { _, err := held.Ack(ctx); return err },
-		"Retry":           func() error { _, err := held.Retry(ctx, ""); return err },
-		"RetryAfter":      func() error { _, err := held.RetryAfter(ctx, 1, ""); return err },
-		"Discard":         func() error { _, err := held.Discard(ctx, ""); return err },
-		"Defer":           func() error { _, err := held.Defer(ctx, 1, ""); return err },
-		"RestLane":        func() error { _, err := held.RestLane(ctx, 1, ""); return err },
-		"Extend":          func() error { return held.Extend(ctx) },
-		"Release":         func() error { return held.Release(ctx) },
+		"ListKey": func() error {
+			_, err := client.ListKey(ctx, "t", "k", PageOptions{})
+			return err
+		},
+		"CancelKey":    func() error { _, err := client.CancelKey(ctx, "t", "k"); return err },
+		"ListLimits":   func() error { _, err := client.ListLimits(ctx, "t", PageOptions{}); return err },
+		"GetLimits":    func() error { _, err := client.GetLimits(ctx, "t", "k", ""); return err },
+		"SetLimits":    func() error { return client.SetLimits(ctx, "t", "k", "", KeyLimits{}) },
+		"RemoveLimits": func() error { return client.RemoveLimits(ctx, "t", "k", "g") },
+		"Pull":         func() error { _, err := client.Pull(ctx, "t", PullOptions{}); return err },
+		"Ack":          func() error { _, err := held.Ack(ctx); return err },
+		"Retry":        func() error { _, err := held.Retry(ctx, ""); return err },
+		"RetryAfter":   func() error { _, err := held.RetryAfter(ctx, 1, ""); return err },
+		"Discard":      func() error { _, err := held.Discard(ctx, ""); return err },
+		"Defer":        func() error { _, err := held.Defer(ctx, 1, ""); return err },
+		"RestLane":     func() error { _, err := held.RestLane(ctx, 1, ""); return err },
+		"Extend":       func() error { return held.Extend(ctx) },
+		"Release":      func() error { return held.Release(ctx) },
 	}
 }
 

@@ -43,16 +43,9 @@ type KeyResult struct {
 func (c *Client) ListKey(
 	ctx context.Context, topic, key string, options PageOptions,
 ) (*KeyPage, error) {
-	path := keyPath(topic, key)
-	if options.Cursor != "" {
-		path += "&cursor=" + url.QueryEscape(options.Cursor)
-	}
-	if options.Limit != 0 {
-		path += "&limit=" + strconv.Itoa(options.Limit)
-	}
 	var answer keyAnswer
 	err := c.call(ctx, request{
-		method: "GET", path: path,
+		method: "GET", path: keyPath(topic, key) + "&" + options.query(),
 		fits: func() bool { return answer.Key == key && answer.Messages != nil },
 	}, &answer)
 	if err != nil {
@@ -131,6 +124,91 @@ func (c *Client) changeKey(ctx context.Context, key string, r request) (KeyResul
 	}
 	err := c.call(ctx, r, &answer)
 	return answer.KeyResult, err
+}
+
+// KeyLimits are the limits of a key, in place of those of its topic. Zero values are not set.
+type KeyLimits struct {
+	Rate        string `json:"rate,omitempty"` // such as "2/s", or "5 per 90s, burst 3"
+	Concurrency int    `json:"concurrency,omitempty"`
+	Weight      int    `json:"weight,omitempty"` // share of the turns in a topic with the option fair
+}
+
+// LimitedKey is a key that has limits, for all groups or, if Group is not empty, for this group.
+type LimitedKey struct {
+	Key, Group string
+	KeyLimits
+}
+
+// LimitsPage is a page of the keys that have limits: those for all groups, then by group.
+type LimitsPage struct {
+	Keys   []LimitedKey
+	Cursor string // for the next page; empty at the end
+}
+
+// ListLimits returns a page of the keys of a topic that have limits.
+func (c *Client) ListLimits(
+	ctx context.Context, topic string, options PageOptions,
+) (*LimitsPage, error) {
+	var answer LimitsPage
+	err := c.call(ctx, request{
+		method: "GET", path: topicPath(topic) + "/limits?" + options.query(),
+		fits: func() bool {
+			hasNoKey := func(one LimitedKey) bool { return one.Key == "" }
+			return answer.Keys != nil && !slices.ContainsFunc(answer.Keys, hasNoKey)
+		},
+	}, &answer)
+	if err != nil {
+		return nil, err
+	}
+	return &answer, nil
+}
+
+// GetLimits returns the limits that were set for a key: for all groups or, if group is not empty,
+// for this group.
+func (c *Client) GetLimits(ctx context.Context, topic, key, group string) (KeyLimits, error) {
+	return c.limits(ctx, "GET", topic, key, group, nil)
+}
+
+// SetLimits replaces the limits of a key. Those for a group take precedence over those for all
+// groups, for which group is empty.
+func (c *Client) SetLimits(
+	ctx context.Context, topic, key, group string, limits KeyLimits,
+) error {
+	_, err := c.limits(ctx, "PUT", topic, key, group, limits)
+	return err
+}
+
+// RemoveLimits removes the limits of a key: those for all groups or, if group is not empty, those for
+// this group.
+func (c *Client) RemoveLimits(ctx context.Context, topic, key, group string) error {
+	_, err := c.limits(ctx, "DELETE", topic, key, group, nil)
+	return err
+}
+
+func (c *Client) limits(
+	ctx context.Context, method, topic, key, group string, content any,
+) (KeyLimits, error) {
+	path := keyPath(topic, key, "limits")
+	if group != "" {
+		path += "&group=" + url.QueryEscape(group)
+	}
+	var answer LimitedKey
+	err := c.call(ctx, request{
+		method: method, path: path, content: content,
+		fits: func() bool { return answer.Key == key && answer.Group == group },
+	}, &answer)
+	return answer.KeyLimits, err
+}
+
+func (o PageOptions) query() string {
+	query := url.Values{}
+	if o.Cursor != "" {
+		query.Set("cursor", o.Cursor)
+	}
+	if o.Limit != 0 {
+		query.Set("limit", strconv.Itoa(o.Limit))
+	}
+	return query.Encode()
 }
 
 type keyAnswer struct {

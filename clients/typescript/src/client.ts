@@ -6,7 +6,8 @@ import {
   type Repeat, type Shape,
 } from "./http.js";
 import type {
-  BatchAnswer, KeyAnswer, KeyChangedAnswer, MessageAnswer, PullAnswer, PullRequest, RescheduleRequest, SendAnswer,
+  BatchAnswer, KeyAnswer, KeyChangedAnswer, LimitedKeysAnswer, LimitsAnswer, LimitsChangedAnswer,
+  LimitsRequest, MessageAnswer, PullAnswer, PullRequest, RescheduleRequest, SendAnswer,
 } from "./schema.js";
 
 export type CancelOutcome = "cancelled" | "in_flight" | "done" | "unknown";
@@ -25,6 +26,9 @@ export type Due =
 
 /** A due time for all messages of a key, or by how much those that wait move. */
 export type KeyDue = { due_ms: number } | { delay_ms: number } | { shift_ms: number };
+
+/** Of which group limits are; by default those for all groups. */
+export interface OfGroup { group?: string | null | undefined }
 
 /** The longest pull that the gateway allows. */
 const LONGEST_WAIT_MS = 60_000;
@@ -99,14 +103,11 @@ export class Client {
   }
 
   /** A page of the live messages of a key, without their bodies. */
-  listKey(
+  async listKey(
     topic: string, key: string, query: { cursor?: string | null; limit?: number } = {},
     options?: CallOptions,
   ): Promise<KeyAnswer> {
-    const { cursor, limit } = query;
-    const page = (cursor == null ? "" : `&cursor=${encodeURIComponent(cursor)}`)
-      + (limit === undefined ? "" : `&limit=${limit}`);
-    return this.#http.call("GET", keyPath(topic, key) + page, {
+    return this.#http.call("GET", `${keyPath(topic, key)}&${paging(query)}`, {
       ...options, answer: { key: is(key), count: isNumber, messages: listOf({ id: isText }) },
     });
   }
@@ -132,6 +133,37 @@ export class Client {
     return this.#changeKey("POST", topic, key, options, "/fire");
   }
 
+  /** A page of the keys of a topic that have limits: those for all groups, then by group. */
+  async listLimits(
+    topic: string, query: { cursor?: string | null; limit?: number } = {}, options?: CallOptions,
+  ): Promise<LimitedKeysAnswer> {
+    return this.#http.call("GET", `${topicPath(topic)}/limits?${paging(query)}`, {
+      ...options, answer: { keys: listOf({ key: isText }) },
+    });
+  }
+
+  /** The limits that were set for a key: for all groups, or for the `group`. */
+  getLimits(
+    topic: string, key: string, { group }: OfGroup = {}, options?: CallOptions,
+  ): Promise<LimitsAnswer> {
+    return this.#limits("GET", topic, key, group, options);
+  }
+
+  /** Replace the limits of a key. Those for a `group` take precedence over those for all groups. */
+  setLimits(
+    topic: string, key: string, { group, ...limits }: LimitsRequest & OfGroup,
+    options?: CallOptions,
+  ): Promise<LimitsChangedAnswer> {
+    return this.#limits("PUT", topic, key, group, { ...options, content: limits });
+  }
+
+  /** Remove the limits of a key: those for all groups, or those for the `group`. */
+  removeLimits(
+    topic: string, key: string, { group }: OfGroup = {}, options?: CallOptions,
+  ): Promise<LimitsChangedAnswer> {
+    return this.#limits("DELETE", topic, key, group, options);
+  }
+
   /**
    * Pull due messages and settle them yourself. Resolves as soon as a message is due, or with an
    * empty array after `wait_ms`. A failed pull is not repeated.
@@ -147,7 +179,17 @@ export class Client {
     return answer.deliveries.map((one) => new Delivery<T>(this.#http, topic, one));
   }
 
-  #changeKey(
+  async #limits<A extends LimitsAnswer>(
+    method: string, topic: string, key: string, group: string | null | undefined,
+    request: CallOptions & { content?: object } = {},
+  ): Promise<A> {
+    const query = group == null ? "" : `&group=${encodeURIComponent(group)}`;
+    return this.#http.call(method, keyPath(topic, key, "/limits") + query, {
+      ...request, answer: { key: is(key), group: is(group ?? null) },
+    });
+  }
+
+  async #changeKey(
     method: string, topic: string, key: string,
     request: CallOptions & { content?: object; repeat?: Repeat } = {}, verb?: string,
   ): Promise<KeyChangedAnswer> {
@@ -175,6 +217,13 @@ export class Client {
       throw error;
     }
   }
+}
+
+function paging({ cursor, limit }: { cursor?: string | null; limit?: number }): string {
+  const query = new URLSearchParams();
+  if (cursor != null) query.set("cursor", cursor);
+  if (limit !== undefined) query.set("limit", String(limit));
+  return query.toString();
 }
 
 const FOUND: Fields = { state: isText, topic: isText, attempts: isNumber, headers: {}, groups: {} };

@@ -2,7 +2,8 @@
 
 export type { OutgoingMessage } from "./bodies.js";
 export {
-  Client, type CancelOutcome, type Due, type FoundMessage, type KeyDue, type RescheduleOutcome,
+  Client, type CancelOutcome, type Due, type FoundMessage, type KeyDue, type OfGroup,
+  type RescheduleOutcome,
 } from "./client.js";
 export { Delivery } from "./delivery.js";
 export {

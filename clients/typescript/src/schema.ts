@@ -130,6 +130,15 @@ export interface RescheduleRequest {
   business_days?: number | null;
 }
 
+/**
+ * Limits of a key, in place of those of its topic. What is omitted stays that of the topic.
+ */
+export interface LimitsRequest {
+  rate?: string | null;
+  concurrency?: number | null;
+  weight?: number | null;
+}
+
 /** A pull. The response is sent with the first messages, or empty after `wait_ms`. */
 export interface PullRequest {
   max?: number;
@@ -306,6 +315,37 @@ export interface KeyedOutcome {
   /** The message's key. Omitted if it has none. */
   key?: string;
   outcome: "cancelled" | "in_flight" | "done" | "unknown" | "rescheduled" | "ready" | "parked" | "retry" | "garbage" | "acked" | "expired" | "skipped" | "purged";
+}
+
+/**
+ * A page of keys with limits: those for all groups, then by group; `cursor` null at the end.
+ */
+export interface LimitedKeysAnswer {
+  topic: string;
+  keys: Array<LimitsAnswer>;
+  cursor: string | null;
+}
+
+/**
+ * The limits that were set for a key; null for those that it does not have. `group` is null
+ * if they apply to all groups.
+ */
+export interface LimitsAnswer {
+  key: string;
+  group: string | null;
+  rate: string | null;
+  concurrency: number | null;
+  weight: number | null;
+}
+
+/** The limits of a key, and whether this call changed them. */
+export interface LimitsChangedAnswer {
+  key: string;
+  group: string | null;
+  rate: string | null;
+  concurrency: number | null;
+  weight: number | null;
+  changed: boolean;
 }
 
 /** The deliveries; empty if no message became due in time. */

@@ -38,6 +38,12 @@ async function callsOf(client: Client): Promise<[string, () => Promise<unknown>]
     cancel: () => client.cancel("t", "a"),
     reschedule: () => client.reschedule("t", "a", { delay_ms: 1 }),
     fire: () => client.fire("t", "a"),
+    listKey: () => client.listKey("t", "k"),
+    cancelKey: () => client.cancelKey("t", "k"),
+    listLimits: () => client.listLimits("t"),
+    getLimits: () => client.getLimits("t", "k"),
+    setLimits: () => client.setLimits("t", "k", { rate: "2/s" }),
+    removeLimits: () => client.removeLimits("t", "k", { group: "g" }),
     pull: () => client.pull("t"),
     ack: () => held.ack(),
     retry: () => held.retry(),
@@ -92,6 +98,11 @@ test("a value without JSON is refused with its path, before any request", async 
     ["ack_timeout_ms", () => held.extend(due)],
     ["timeoutMs", () => client.get("t", "a", { timeoutMs: due })],
     ["id", () => client.cancel("t", undefined as never)],
+    ["weight", () => client.setLimits("t", "k", { weight: due })],
+    ["key", () => client.getLimits("t", "")],
+    ["key", () => client.listKey("t", "")],
+    ["key", () => client.cancelKey("t", "\ud800")],
+    ["topic", () => client.listLimits("..")],
     ["id", () => client.get("t", "")],
     ["id", () => client.fire("t", "\ud800")],
     ["topic", () => client.get("..", "a")],
@@ -158,7 +169,7 @@ test("no call follows a redirect", async () => {
   for (const [name, call] of await callsOf(client)) {
     await assert.rejects(call, /30[17].*redirect/, name);
   }
-  assert.equal(seen.length, 14);
+  assert.equal(seen.length, 20);
   assert.ok(!seen.includes("/elsewhere?secret"));
   server.closeAllConnections();
   server.close();

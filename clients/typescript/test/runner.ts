@@ -47,6 +47,18 @@ const steps: Record<string, (topic: string, given: any) => unknown> = {
   cancel_key: (topic, key) => client.cancelKey(topic, key),
   reschedule_key: (topic, { key, ...due }) => client.rescheduleKey(topic, key, due),
   fire_key: (topic, key) => client.fireKey(topic, key),
+  list_limits: async (topic) => { // page by page, one key at a time
+    const found = [];
+    for (let cursor: string | null | undefined; cursor !== null;) {
+      const page = await client.listLimits(topic, { cursor: cursor ?? null, limit: 1 });
+      found.push(...page.keys);
+      cursor = page.cursor;
+    }
+    return found;
+  },
+  get_limits: (topic, { key, ...of }) => client.getLimits(topic, key, of),
+  set_limits: async (topic, { key, ...limits }) => { await client.setLimits(topic, key, limits); },
+  remove_limits: async (topic, { key, ...of }) => { await client.removeLimits(topic, key, of); },
   pull: async (topic, { cancelled_after_ms, ...given }) => {
     const signal = cancelled_after_ms ? AbortSignal.timeout(cancelled_after_ms) : undefined;
     const pulled = await client.pull(topic, given, { signal });

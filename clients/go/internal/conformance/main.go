@@ -132,6 +132,18 @@ func (r *runner) perform(ctx context.Context, one step) (any, error) {
 			return changed(r.client.RescheduleKey(ctx, one.Topic, given.Key, due))
 		}
 		return changed(r.client.RescheduleKeyAfter(ctx, one.Topic, given.Key, milliseconds(given.Delay)))
+	case "list_limits":
+		return r.listLimits(ctx, one.Topic)
+	case "get_limits":
+		given := decoded[limitsOfKey](one)
+		found, err := r.client.GetLimits(ctx, one.Topic, given.Key, given.Group)
+		return limits(lisa.LimitedKey{Key: given.Key, Group: given.Group, KeyLimits: found}), err
+	case "set_limits":
+		given := decoded[limitsOfKey](one)
+		return nil, r.client.SetLimits(ctx, one.Topic, given.Key, given.Group, given.KeyLimits)
+	case "remove_limits":
+		given := decoded[limitsOfKey](one)
+		return nil, r.client.RemoveLimits(ctx, one.Topic, given.Key, given.Group)
 	case "pull":
 		return r.pull(ctx, one.Topic, decoded[pull](one))
 	case "ack":
@@ -204,6 +216,28 @@ func (r *runner) get(ctx context.Context, topic, id string) (any, error) {
 	}
 	fields["groups"] = groups
 	return shown(found.Body, fields), nil
+}
+
+type limitsOfKey struct {
+	Key, Group string
+	lisa.KeyLimits
+}
+
+// listLimits reads the pages one key at a time.
+func (r *runner) listLimits(ctx context.Context, topic string) (any, error) {
+	found := []any{}
+	for cursor := ""; ; {
+		page, err := r.client.ListLimits(ctx, topic, lisa.PageOptions{Cursor: cursor, Limit: 1})
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range page.Keys {
+			found = append(found, limits(one))
+		}
+		if cursor = page.Cursor; cursor == "" {
+			return found, nil
+		}
+	}
 }
 
 func outcome(done string, err error) (any, error) {

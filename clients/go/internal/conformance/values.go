@@ -81,6 +81,20 @@ func changed(found lisa.KeyResult, err error) (any, error) {
 	return map[string]any{"changed": found.Changed, "results": results}, err
 }
 
+// limits has null for what is not set, as the HTTP API.
+func limits(found lisa.LimitedKey) any {
+	fields := map[string]any{
+		"key": found.Key, "group": found.Group, "rate": found.Rate,
+		"concurrency": found.Concurrency, "weight": found.Weight,
+	}
+	for name, value := range fields {
+		if value == "" || value == 0 {
+			fields[name] = nil
+		}
+	}
+	return fields
+}
+
 func nameOf(delivery *lisa.Delivery) string {
 	return fmt.Sprintf("%s/%d", delivery.ID, delivery.Attempt)
 }
