@@ -33,37 +33,32 @@ local function outcome_before(id, entry)
 end
 
 local reply, seen = {'OK'}, {}
-local ids, entries, dues, reasons = {}, {}, {}, {}
-local resting = {ids = {}, entries = {}, delays = {}, reasons = {}}
+local ids, entries, dues, reasons, rests = {}, {}, {}, {}, {}
+local any_rests = false
 for i, id in ipairs(wanted) do
   local at = first + 5 * i
   local entry = ARGV[at - 3]
   if indexed[i] == entry and not seen[id] then
-    seen[id] = true
-    if ARGV[at - 2] == 'rest' then
-      local k, delay = #resting.ids + 1, tonumber(ARGV[at - 1])
-      resting.ids[k], resting.entries[k], resting.delays[k], resting.reasons[k] = id, entry, delay, ARGV[at]
-      reply[i + 1] = 'd' .. int(now_up + delay)
+    local closes, opens, k = ARGV[at - 2], tonumber(ARGV[at - 1]), #ids + 1
+    seen[id], ids[k], entries[k] = true, id, entry
+    if closes == 'rest' then
+      dues[k], rests[k], any_rests = false, opens, true
+      reply[i + 1] = 'd' .. int(now_up + opens)
     else
-      local k = #ids + 1
-      ids[k], entries[k] = id, entry
-      dues[k] = due_of(ARGV[at - 2], tonumber(ARGV[at - 1]))
-      if ARGV[at - 2] == '' then reasons[k] = ARGV[at] end
+      dues[k] = due_of(closes, opens)
       reply[i + 1] = dues[k] and 'd' .. int(dues[k]) or 'y'
     end
+    if closes == '' or closes == 'rest' then reasons[k] = ARGV[at] end
   else
     reply[i + 1] = outcome_before(id, entry)
   end
 end
-if #ids + #resting.ids == 0 then return reply end
+if #ids == 0 then return reply end
 if not USES.lanes then
-  if #resting.ids > 0 then return {'FEATURES', 'lanes'} end
+  if any_rests then return {'FEATURES', 'lanes'} end
 end
 
 allow_writes_at_maxmemory()
-local events = #ids > 0 and put_back(group, ids, entries, dues, reasons) or {}
-if USES.lanes then
-  if #resting.ids > 0 then rest_lanes(group, resting, events) end
-end
+local events = put_back(group, ids, entries, dues, reasons, rests)
 if is_journaled() then journal(events) end
 return remember(reply)

@@ -25,12 +25,7 @@ local function drop_unless_kept(group, id)
   if call('ZSCORE', group.garbage, id) then return 'g' end
   if entry then drop_entries(group, {id}, {entry}) end
   local was_held = entry or call('ZREM', group.retry, id) == 1
-  if USES.lanes then
-    if has_lanes() then
-      was_held = unpark(group, id) or was_held
-      let_go(group, id)
-    end
-  end
+  was_held = leave_lane(group, id) or was_held
   if not was_held then return nil end
   forget_failures(group, {id})
   return nil, true

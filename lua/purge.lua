@@ -22,9 +22,7 @@ for i = 1, n do
   letters[i] = 'n'
   if died and (not before or died <= before) then
     call('ZREM', group.garbage, id)
-    if USES.lanes then
-      if has_lanes() then let_go(group, id) end
-    end
+    leave_lane(group, id)
     letters[i], purged[#purged + 1] = 'y', id
     local guard, k = fence(body), #ids + 1
     local attempts, still_owed = call('HGET', group.attempts, id) or 0, owed(id)

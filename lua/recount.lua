@@ -10,12 +10,8 @@ if changed then return changed end
 local reply = {'OK'}
 if USES.lanes then
   local group, judge = groups[tonumber(ARGV[ARGS + 1])], ARGV[ARGS + 2] == '1'
-  local keys, used, wrong = {unpack(ARGV, ARGS + 4, ARGS + 3 + tonumber(ARGV[ARGS + 3]))}, {}, {}
-  for _, id in ipairs(has_lanes() and call('HKEYS', group.entries) or {}) do
-    local key = lane_of(id)
-    used[key] = (used[key] or 0) + 1
-  end
-  local lanes = has_lanes() and lanes_of(group, keys) or {}
+  local keys, wrong = {unpack(ARGV, ARGS + 4, ARGS + 3 + tonumber(ARGV[ARGS + 3]))}, {}
+  local used, lanes = has_lanes() and slots_by_key(group), has_lanes() and lanes_of(group, keys) or {}
   for key, lane in pairs(lanes) do
     local slots, parked = used[key] or 0, call('ZLEXCOUNT', group.queues, '[' .. key .. US, '(' .. key .. ' ')
     if key ~= US and (lane.used ~= slots or lane.parked ~= parked) then

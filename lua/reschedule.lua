@@ -66,12 +66,7 @@ for i = 1, n do
           local entry = call('HGET', group.entries, id)
           if entry then drop_entries(group, {id}, {entry}) end
           call('ZREM', group.retry, id)
-          if USES.lanes then
-            if has_lanes() then
-              unpark(group, id)
-              let_go(group, id)
-            end
-          end
+          leave_lane(group, id)
         end
       end
       earliest = math.min(earliest or due, due)

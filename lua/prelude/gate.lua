@@ -29,12 +29,8 @@ end
 
 -- Counts the slots that messages took before the topic had lanes.
 local function count_slots(group)
-  local used, keys = {}, {}
-  for _, id in ipairs(call('HKEYS', group.entries)) do
-    local key = lane_of(id)
-    if not used[key] then used[key], keys[#keys + 1] = 0, key end
-    used[key] = used[key] + 1
-  end
+  local keys, used = {}, slots_by_key(group)
+  for key in pairs(used) do keys[#keys + 1] = key end
   for from = 1, #keys, 500 do
     local part = {unpack(keys, from, math.min(from + 499, #keys))}
     local lanes = lanes_of(group, part)
@@ -87,7 +83,7 @@ local function look_again(group, gate)
     local place = call('ZRANGE', group.queues, gate.again, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
     local key = place and split_id(place)
     if key then
-      keys[#keys + 1], at[#keys + 1] = key, tonumber(string.sub(place, #key + 2, #key + 14))
+      keys[#keys + 1], at[#keys + 1] = key, latest_of({key = key}, place)
     end
     gate.again = key and '(' .. key .. ' ' or ''
   end
@@ -146,21 +142,13 @@ local function verdict_on(run, lane, own, cost)
   return 'pass'
 end
 
--- The first message of a lane: its latest instant, cost, due time and own id, and its place; or nil.
-local function next_message(group, lane)
-  local place = first_place(group, lane)
-  if not place then return nil end
-  local from = #lane.key + 2
-  return tonumber(string.sub(place, from, from + 12)), tonumber(string.sub(place, from + 23, from + 26)),
-    tonumber(string.sub(place, from + 27, from + 39)), string.sub(place, from + PLACE_BYTES), place
-end
-
--- Lets the first message of a lane through. Returns the score of the lane's next turn, if it has one.
-local function pass(run, turn, cost, due, own)
-  local lane, rules = turn.lane, run.rules
-  local k = #run.ids + 1
-  local id = lane.key == '' and own or lane.key .. US .. own
-  run.ids[k], run.places[k], run.through[2 * k - 1], run.through[2 * k] = id, lane.ahead[lane.at], id, int(due)
+-- Lets the first message of a lane through: `place` in its lane, `own` id. Returns the score of the lane's
+-- next turn, if it has one.
+local function pass(run, turn, place, own, cost)
+  local lane, rules, k = turn.lane, run.rules, #run.ids + 1
+  local id, from = lane.key == '' and own or lane.key .. US .. own, #lane.key + 29
+  local due = string.match(string.sub(place, from, from + 12), '^0*(%d+)$')
+  run.ids[k], run.places[k], run.through[2 * k - 1], run.through[2 * k] = id, place, id, due
   run.room, run.group.changed[lane.key] = run.room - 1, true
   lane.taken, lane.at = lane.taken + 1, lane.at + 1
   if lane.head == own then lane.head = '' end
@@ -171,16 +159,22 @@ local function pass(run, turn, cost, due, own)
     lane.finish = turn.score + math.ceil(1000 * cost / lane.weight)
   end
   if lane.parked > lane.taken and is_blocked(lane) then return nil end
-  return rules.fair and lane.finish or next_message(run.group, lane)
+  if rules.fair then return lane.finish end
+  local following = first_place(run.group, lane)
+  return following and latest_of(lane, following)
 end
 
 -- Decides one turn. Returns the score of the lane's next turn; nil if it has none for now.
 local function serve(run, turn)
   local lane, fair = turn.lane, run.rules.fair
-  local latest, cost, due, own = next_message(run.group, lane)
-  if latest and not fair and latest > turn.score then return latest end
+  local place = first_place(run.group, lane)
+  local latest = place and not fair and latest_of(lane, place)
+  if latest and latest > turn.score then return latest end
+  local from = #lane.key + 2
+  local own = place and string.sub(place, from + PLACE_BYTES)
+  local cost = place and tonumber(string.sub(place, from + 23, from + 26))
   local verdict, is_for_all = verdict_on(run, lane, own, cost)
-  if verdict == 'pass' then return pass(run, turn, cost, due, own) end
+  if verdict == 'pass' then return pass(run, turn, place, own, cost) end
   if is_for_all then
     run.stops = verdict
     call('ZADD', run.group.closed, math.ceil(verdict / 1000), US) -- for managers that only read
@@ -195,51 +189,28 @@ local function serve(run, turn)
   return nil
 end
 
--- The next turns in order, of those that TURNS has and those that this call has given; and up to which score
--- these are all. `is_stored` has the lanes that TURNS has.
-local function next_turns(run, is_stored)
+-- Decides the next turns of a group, in order. Returns whether there was any.
+local function serve_turns(run)
   local group, asked, list, keys = run.group, math.min(run.room, 64), {}, {}
   local page = call('ZRANGE', group.turns, 0, asked - 1, 'WITHSCORES')
-  for k = 1, #page, 2 do
-    keys[#keys + 1], is_stored[page[k]] = page[k], tonumber(page[k + 1])
-  end
-  local lanes = lanes_of(group, keys)
-  for _, key in ipairs(keys) do
-    local given = group.turns_given[key]
-    group.turns_given[key] = nil
-    local score = not run.rules.fair and given and math.min(given, is_stored[key]) or is_stored[key]
-    list[#list + 1] = {lane = lanes[key], score = score}
-  end
-  for key, score in pairs(group.turns_given) do list[#list + 1] = {lane = group.known[key], score = score} end
-  table.sort(list, function(a, b)
-    if a.score ~= b.score then return a.score < b.score end
-    return a.lane.key < b.lane.key
-  end)
-  return list, #keys == asked and is_stored[keys[asked]] or math.huge
-end
-
--- Decides the next turns of a group. Returns whether there was any.
-local function serve_turns(run)
-  local is_stored, set, gone = {}, {}, {}
-  local list, last = next_turns(run, is_stored)
-  local given, scores, i = run.group.turns_given, {}, 1
-  while list[i] and list[i].score <= last and run.room > 0 and not run.stops do
-    local turn = list[i]
-    local key, score = turn.lane.key, serve(run, turn)
-    i, run.looks = i + 1, run.looks - 1
-    given[key] = nil
-    if is_stored[key] then scores[key] = score or false else given[key] = score end
-    if score and score <= last and not run.stops then
+  for k = 1, #page, 2 do keys[#keys + 1] = page[k] end
+  local lanes, scores, set, gone, i = lanes_of(group, keys), {}, {}, {}, 1
+  for k, key in ipairs(keys) do list[k] = {lane = lanes[key], score = tonumber(page[2 * k])} end
+  local last = #keys == asked and list[asked].score or math.huge
+  while list[i] and run.room > 0 and not run.stops do
+    local lane, score = list[i].lane, serve(run, list[i])
+    i, run.looks, scores[lane.key] = i + 1, run.looks - 1, score or false
+    if score and score <= last then
       local at = i
       while list[at] and list[at].score <= score do at = at + 1 end
-      table.insert(list, at, {lane = turn.lane, score = score})
+      table.insert(list, at, {lane = lane, score = score})
     end
   end
   for key, score in pairs(scores) do
     if score then set[#set + 1], set[#set + 2] = score, key else gone[#gone + 1] = key end
   end
-  if #set > 0 then call('ZADD', run.group.turns, unpack(set)) end
-  if #gone > 0 then call('ZREM', run.group.turns, unpack(gone)) end
+  if #set > 0 then call('ZADD', group.turns, unpack(set)) end
+  if #gone > 0 then call('ZREM', group.turns, unpack(gone)) end
   return i > 1
 end
 
@@ -256,40 +227,6 @@ local function move_through(run)
   end
   group.has_slots = true
   add_ready(group, {unpack(run.through)}, failed, failed and suspects_among(group, run.ids))
-end
-
--- Ends deliveries without counting an attempt, and lets their lanes rest for a while, because the handler met
--- a limit: `resting` has ids, entries, delays in ms and reasons. Adds to the events. With an order, the
--- message stays the first of its lane: after a failure its due time is later than those that follow.
-local function rest_lanes(group, resting, events)
-  local ids, now_us = resting.ids, clock()
-  call('HSET', OPTIONS, 'lanes', 1)
-  lanes_in_use = true
-  local found, noted, failed = read_entries(group, resting.entries), notes_of(group, ids), failed_attempts(group, ids)
-  local due, notes, keys = {}, {}, keys_of(ids)
-  for i, id in ipairs(ids) do
-    local at = found[i] and field(found[i], 'due') or int(math.floor(now_us / 1000))
-    local before, reason = tonumber(failed and failed[i] or 0), string.sub(resting.reasons[i], 1, 1024)
-    due[2 * i - 1], due[2 * i] = id, at
-    notes[2 * i - 1] = id
-    notes[2 * i] = reason .. ending(history(noted[i]) + 1, resting.entries[i], first_due(noted[i], before, found[i]))
-    events[#events + 1] = {id, 'parked', group.name, before, 'due', at, 'reason', reason}
-  end
-  hold_lanes(group, ids)
-  drop_entries(group, ids, resting.entries)
-  call('ZREM', group.leases, unpack(ids))
-  call('HSET', group.reasons, unpack(notes))
-  park(group, due)
-  local lanes = lanes_of(group, keys)
-  for i, id in ipairs(ids) do
-    local lane = lanes[lane_of(id)]
-    lane.rest = math.max(lane.rest, now_us + 1000 * resting.delays[i])
-    call('ZADD', group.closed, int(math.ceil(lane.rest / 1000)), lane.key)
-    call('ZREM', group.turns, lane.key)
-  end
-  save_lanes(group, keys)
-  count('deferred', #ids, group)
-  wake()
 end
 
 -- When a manager has to call again for a group, in ms: when a lane opens, or soon if consumers may have made
@@ -319,9 +256,6 @@ local function fill(group, most, settings)
     move_through(run)
     gate.passed = now
   end
-  local turns = {}
-  for key, score in pairs(group.turns_given) do turns[#turns + 1], turns[#turns + 2] = score, key end
-  if #turns > 0 then call('ZADD', group.turns, run.rules.fair and 'NX' or 'LT', unpack(turns)) end
   group.changed[US] = true
   write_lanes(group)
   local at = next_call(run, gate, now)

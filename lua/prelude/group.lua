@@ -170,40 +170,47 @@ end
 
 -- Ends deliveries without counting an attempt: until `dues[i]` they wait in the group's retry, for the
 -- reason `reasons[i]` or for their windows; those without a due time (false) return to ready as new
--- entries. Returns the events.
-local function put_back(group, ids, entries, dues, reasons)
+-- entries, or are parked while their lanes rest for `rests[i]` ms. Returns the events.
+local function put_back(group, ids, entries, dues, reasons, rests)
   local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
-  local events, again, back, counts, suspects, notes = {}, {}, {}, {}, {}, {}
+  local events, again, back, counts, suspects, notes, staying, parked, pauses = {}, {}, {}, {}, {}, {}, {}, {}, {}
   local noted, found = notes_of(group, ids), read_entries(group, entries)
   for i, id in ipairs(ids) do
-    local before, due = tonumber(failed[i] or 0) or 0, dues[i]
+    local before, due, rest, fields = tonumber(failed[i] or 0) or 0, dues[i], rests and rests[i], found[i]
+    local at = due and int(due) or fields and field(fields, 'due') or int(select(2, clock()))
+    if due or rest then
+      local reason = string.sub(reasons[i] or 'outside its window', 1, 1024)
+      local first = first_due(noted[i], before, fields)
+      staying[#staying + 1], notes[#notes + 1], notes[#notes + 2] = id, id, reason .. ending(history(noted[i]) + 1, entries[i], first)
+      events[i] = {id, due and 'deferred' or 'parked', group.name, before, 'due', at, 'reason', reason}
+    end
     if due then
       earliest = math.min(earliest or due, due)
-      again[#again + 1], again[#again + 2] = int(due), id
-      local reason = string.sub(reasons[i] or 'outside its window', 1, 1024)
-      notes[#notes + 1] = id
-      local first = first_due(noted[i], before, found[i])
-      notes[#notes + 1] = reason .. ending(history(noted[i]) + 1, entries[i], first)
-      events[i] = {id, 'deferred', group.name, before, 'due', int(due), 'reason', reason}
+      again[#again + 1], again[#again + 2] = at, id
+    elseif rest then
+      parked[#parked + 1], parked[#parked + 2], pauses[#pauses + 1] = id, at, rest
     else
-      local fields = found[i]
-      local at = fields and field(fields, 'due') or int(select(2, clock()))
       back[#back + 1], back[#back + 2], counts[#counts + 1] = id, at, before
       suspects[id] = fields and field(fields, 'suspect')
       events[i] = {id, 'ready', group.name, before + 1, 'due', at, 'reason', 'released'}
     end
   end
   if USES.lanes then
-    if has_lanes() then hold_lanes(group, ids_among(again)) end
+    if #pauses > 0 then
+      call('HSET', OPTIONS, 'lanes', 1)
+      lanes_in_use = true
+    end
+    if has_lanes() then hold_lanes(group, staying) end
   end
   drop_entries(group, ids, entries)
-  if #again > 0 then
-    call('ZADD', group.retry, unpack(again))
-    call('HSET', group.reasons, unpack(notes))
-  end
+  if #again > 0 then call('ZADD', group.retry, unpack(again)) end
+  if #notes > 0 then call('HSET', group.reasons, unpack(notes)) end
   add_ready(group, back, counts, suspects)
+  if USES.lanes then
+    if #pauses > 0 then park_resting(group, parked, pauses) end
+  end
   call('ZREM', group.leases, unpack(ids))
-  count('deferred', #again / 2, group)
+  count('deferred', #staying, group)
   count('released', #counts, group)
   if earliest and (not retry_head or earliest < retry_head) then wake() end
   return events
@@ -226,12 +233,7 @@ local function take_out(group, id)
     found = 1
   end
   found = found + call('ZREM', group.retry, id) + call('ZREM', group.garbage, id)
-  if USES.lanes then
-    if has_lanes() then
-      found = found + (unpark(group, id) and 1 or 0)
-      let_go(group, id)
-    end
-  end
+  if leave_lane(group, id) then found = found + 1 end
   forget_failures(group, {id})
   return found > 0, held > 0
 end

@@ -91,25 +91,25 @@ local function lanes_of(group, keys)
   group.known = group.known or {}
   local missing, rules = {}, lane_rules(group)
   for _, key in ipairs(keys) do
-    if not group.known[key] then
-      group.known[key], missing[#missing + 1] = {key = key}, key
+    if group.known[key] == nil then
+      group.known[key], missing[#missing + 1] = false, key
     end
   end
   if #missing == 0 then return group.known end
   for i, text in ipairs(call('HMGET', group.lanes, unpack(missing))) do
-    local lane = group.known[missing[i]]
+    local key = missing[i]
     local used, parked, more = string.match(text or '0 0', '^(%d+) (%d+)(.*)$')
-    lane.used, lane.parked, lane.taken, lane.weight = tonumber(used), tonumber(parked), 0, 1
-    lane.tat, lane.rem, lane.rest, lane.finish, lane.head = 0, 0, 0, 0, ''
+    local has_limits = key ~= '' and key ~= US
+    -- All fields at once: a table that grows field by field is allocated four times.
+    local lane = {key = key, used = tonumber(used), parked = tonumber(parked), taken = 0, tat = 0, rem = 0,
+      rest = 0, finish = 0, head = '', weight = 1, rate = has_limits and rules.key_rate or nil,
+      most = has_limits and rules.key_concurrency or nil, ahead = nil, at = 1}
     if more ~= '' then
       local tat, rem, rest, finish, own = string.match(more, '^ (%d+) (%d+) (%d+) (%d+) (.*)$')
       lane.tat, lane.rem, lane.rest = tonumber(tat), tonumber(rem), tonumber(rest)
       lane.finish, lane.head = tonumber(finish), rules.order and own or ''
     end
-    if lane.key ~= '' and lane.key ~= US then
-      lane.rate = rules.key_rate
-      lane.most = rules.key_concurrency
-    end
+    group.known[key] = lane
   end
   read_limits(group, missing)
   for _, key in ipairs(missing) do
@@ -128,8 +128,18 @@ local function text_of(lane)
     lane.head}, ' ')
 end
 
+-- The slots that each key's messages take.
+local function slots_by_key(group)
+  local slots = {}
+  for _, id in ipairs(call('HKEYS', group.entries)) do
+    local key = lane_of(id)
+    slots[key] = (slots[key] or 0) + 1
+  end
+  return slots
+end
+
 -- For scripts that call `fill` at their end: what the lanes become is written there.
-local function will_fill(group) group.is_filled, group.changed, group.turns_given = true, {}, {} end
+local function will_fill(group) group.is_filled, group.changed = true, {} end
 
 -- Writes changed lanes back, and forgets those that are as new.
 local function write_lanes(group)
@@ -171,12 +181,14 @@ local function first_place(group, lane)
   return lane.ahead[lane.at]
 end
 
+-- The latest instant of the message that has a place, in ms.
+local function latest_of(lane, place) return tonumber(string.sub(place, #lane.key + 2, #lane.key + 14)) end
+
 local function is_blocked(lane)
   return lane.head ~= '' or lane.most and lane.used + lane.taken >= lane.most
 end
 
--- Gives lanes their turns; `at` has the latest instant of each lane's first message, if it is known. A script
--- that calls `fill` keeps them in memory until then.
+-- Gives lanes their turns; `at` has the latest instant of each lane's first message, if it is known.
 local function give_turns(group, keys, at)
   if #keys == 0 then return end
   local turns, is_fair = {}, lane_rules(group).fair
@@ -185,15 +197,12 @@ local function give_turns(group, keys, at)
     local lane = group.known[key]
     local score = is_fair and math.max(virtual, lane.finish) or at and at[i]
     if not score then
-      score = tonumber(string.sub(first_place(group, lane) or '', #key + 2, #key + 14)) or 0
+      local place = first_place(group, lane)
+      score = place and latest_of(lane, place) or 0
     end
-    if not group.is_filled then
-      turns[2 * i - 1], turns[2 * i] = score, key
-    elseif not group.turns_given[key] or score < group.turns_given[key] then
-      group.turns_given[key] = score
-    end
+    turns[2 * i - 1], turns[2 * i] = score, key
   end
-  if #turns > 0 then call('ZADD', group.turns, is_fair and 'NX' or 'LT', unpack(turns)) end
+  call('ZADD', group.turns, is_fair and 'NX' or 'LT', unpack(turns))
 end
 
 -- The different keys of some ids.
@@ -261,7 +270,8 @@ end
 local function let_go(group, id)
   local key, own = lane_of(id)
   local lane = lanes_of(group, {key})[key]
-  if lane.head ~= own then return end
+  -- Without an order, a record may still have the head that it had with one.
+  if lane.head ~= own and lane_rules(group).order then return end
   lane.head = ''
   save_lanes(group, {key})
   reopen(group, {key})
@@ -291,9 +301,9 @@ local function park(group, pairs)
     local cost, slack, number = string.match(own_policies[i] or '', '^[^;]*;[^;]*;(%d*),(%d*),?(%d*)$')
     local is_head = lane.head ~= '' and lane.head == own
     local latest = is_head and 0 or tonumber(due) + (tonumber(slack or '') or rules.slack)
-    local place = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1, tonumber(due))
-    queued[2 * i - 1], queued[2 * i] = 0, key .. US .. place .. own
-    spots[2 * i - 1], spots[2 * i] = id, place
+    local spot = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1, tonumber(due))
+    queued[2 * i - 1], queued[2 * i] = 0, key .. US .. spot .. own
+    spots[2 * i - 1], spots[2 * i] = id, spot
     lane.parked, lane.ahead = lane.parked + 1, nil
     if is_head or not is_blocked(lane) then
       local k = #open + 1
@@ -304,6 +314,23 @@ local function park(group, pairs)
   call('HSET', group.parked, unpack(spots))
   save_lanes(group, keys)
   give_turns(group, open, at)
+end
+
+-- Parks messages whose handlers met a limit, given as pairs, and lets their lanes rest: `rests` has the
+-- milliseconds of each. With an order, a message stays the first of its lane: after a failure its due time is
+-- later than those that follow.
+local function park_resting(group, pairs, rests)
+  park(group, pairs)
+  local keys, closed, now_us = {}, {}, clock()
+  for k, rest in ipairs(rests) do
+    local lane = group.known[lane_of(pairs[2 * k - 1])]
+    lane.rest, keys[k] = math.max(lane.rest, now_us + 1000 * rest), lane.key
+    closed[2 * k - 1], closed[2 * k] = int(math.ceil(lane.rest / 1000)), lane.key
+  end
+  call('ZADD', group.closed, unpack(closed))
+  call('ZREM', group.turns, unpack(keys))
+  save_lanes(group, keys)
+  wake()
 end
 
 -- Takes a message out of those that are parked; returns whether it was one.
@@ -319,6 +346,18 @@ local function unpark(group, id)
   save_lanes(group, {key})
   if is_coalesced(id) and lane.used > 0 then reopen(group, {key}) end -- it may have waited for the other one
   return true
+end
+
+-- Takes a message out of its lane for good; returns whether it was parked.
+local function leave_lane(group, id)
+  if USES.lanes then
+    if has_lanes() then
+      local was_parked = unpark(group, id)
+      let_go(group, id)
+      return was_parked
+    end
+  end
+  return false
 end
 
 -- When a parked message was due, in ms; nil if the message is not parked.

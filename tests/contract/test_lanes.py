@@ -406,3 +406,14 @@ def test_the_first_of_several_failing_messages_holds_the_lane(lanes: Lanes) -> N
     lanes.ack("k/1")
     lanes.promote()
     assert lanes.ready() == ["k/2"]
+
+
+def test_a_lane_without_an_order_any_more_forgets_what_held_it(lanes: Lanes) -> None:
+    lanes.set(order="continue")
+    lanes.send("k/1")
+    lanes.promote()
+    lanes.fail("k/1", 1000)
+    lanes.set(order="")
+    lanes.bench.call(Cancel(TOPIC, [whole("k/1")]))
+    lanes.promote()
+    assert lanes.is_clean()
