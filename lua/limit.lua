@@ -25,9 +25,7 @@ for i = 1, n do
   local name, limits = ARGV[first + i], ARGV[first + n + i]
   local is, mark = call('HGET', LIMITS, name) or '', 'declared limits:' .. name
   local written = not declared or is == '' or is == call('HGET', OPTIONS, mark)
-  if declared then
-    if limits ~= '' then call('HSET', OPTIONS, mark, limits) else call('HDEL', OPTIONS, mark) end
-  end
+  if limits == '' then call('HDEL', OPTIONS, mark) elseif declared then call('HSET', OPTIONS, mark, limits) end
   if written and is ~= limits then
     if limits ~= '' then call('HSET', LIMITS, name, limits) else call('HDEL', LIMITS, name) end
     changes = changes + 1

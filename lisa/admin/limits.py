@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from lisa.admin.messages import selected_groups
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import check_key
-from lisa.core.model.lanes import KeyLimits
+from lisa.core.model.lanes import KeyLimits, limits_field
 from lisa.core.model.sharding import KEY_END, Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store import limits
@@ -41,7 +40,7 @@ def set_limits(
     """
     yield from selected_groups(store, topic, group)
     yield from store.register([topic])
-    field = _field(check_key(key), group)
+    field = limits_field(key, group)
     changed = yield from store.run(LimitKeys(topic, "set", {field: given.encode()}))
     yield from spread(store, Topic(topic))
     return changed > 0
@@ -49,7 +48,7 @@ def set_limits(
 
 def limits_of(store: Store, topic: str, key: str, group: str | None = None) -> Flow[KeyLimits]:
     """The limits of a key, for all groups or for one."""
-    field = _field(check_key(key), group)
+    field = limits_field(key, group)
     stored = yield from store.command("HGET", store.keys.topic(topic).limits, field)
     return _decoded(field, (stored or b"").decode())
 
@@ -67,13 +66,9 @@ def limited_keys(
     shown = tuple(
         LimitedKey(key, group or None, _decoded(field, stored[field]))
         for group, key in left[:limit]
-        for field in [_field(key, group)]
+        for field in [limits_field(key, group)]
     )
     return LimitsPage(shown, "/".join(left[limit - 1]) if len(left) > limit else None)
-
-
-def _field(key: str, group: str | None) -> str:
-    return f"{group}{KEY_END}{key}" if group else key
 
 
 def _split(field: str) -> tuple[str, str]:

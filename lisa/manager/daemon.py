@@ -39,7 +39,9 @@ class Manager:
     server, prefix: as for `Producer`.
     topics: topic names, or a mapping of names to topic options, such as
         `{"orders": {"ack_timeout": timedelta(seconds=30)}}`. The manager declares these options.
-        The keys `group` and `groups` name groups to declare. The manager also finds and serves
+        The keys `group` and `groups` name groups to declare, and `key_limits` has limits of single
+        keys, as in `{"customer-42": {"rate": "10/s", "concurrency": 4, "weight": 3}}`; those of
+        `key_limits@billing` apply to the group `billing` only. The manager also finds and serves
         topics that are not listed here.
     groups: groups to declare by topic, such as `{"orders": ["billing"]}`.
     schedules: recurring messages, each a mapping of the arguments of `Producer.schedule`, such as

@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from lisa.core.model import options as topic_options
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import DEFAULT_GROUP, check_group, check_topic
-from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW
+from lisa.core.model.lanes import KeyLimits, limits_field, shown_limits_field
+from lisa.core.model.options import LARGEST_BATCH, LARGEST_WINDOW, OF_GROUP
 
 if TYPE_CHECKING:
     from lisa.core.model.recurring.definition import ScheduleDefinition
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 class TopicPlan:
     """The groups and the encoded options to declare for one topic.
 
-    key_limits: encoded limits of single keys. `options=None` leaves the topic's options alone; an
-    empty mapping removes options that an earlier configuration declared. `batch` is the most
-    messages that one promote call moves. `schedules` are recurring messages by name.
+    key_limits: encoded limits of single keys, by `limits_field`. `options=None` leaves the topic's
+    options alone; an empty mapping removes options that an earlier configuration declared. `batch`
+    is the most messages that one promote call moves. `schedules` are recurring messages by name.
     """
 
     groups: tuple[str, ...] = ()
@@ -133,10 +134,28 @@ def _topic_plan(given: Mapping[str, object] | None, groups: Iterable[str]) -> To
     single = options.pop("group", None)
     several = named if isinstance(named, (list, tuple, set, frozenset)) else [named]
     names += [*several, *([single] if single is not None else [])]
+    limits = _key_limits(options)
     encoded = topic_options.encode(options)
     if "paused" in encoded:
         raise ConfigError("paused cannot be declared; use `lisa topic pause`")
-    return TopicPlan(groups=_checked(names), options=encoded)
+    return TopicPlan(groups=_checked(names), options=encoded, key_limits=limits)
+
+
+def _key_limits(options: dict[str, object]) -> dict[str, str]:
+    """Take `key_limits` and `key_limits@group` out of the options. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for name in [*options]:
+        option, _, group = name.partition(OF_GROUP)
+        if option.replace("-", "_") == "key_limits":
+            given = options.pop(name)
+            if not isinstance(given, Mapping):
+                raise ConfigError(f"{name} must be a mapping of keys to limits, not {given!r}")
+            try:
+                limits = {limits_field(key, group): KeyLimits.of(given[key]) for key in given}
+            except InvalidMessage as error:
+                raise ConfigError(f"{name}: {error}") from None
+            found |= {field: limit.encode() for field, limit in limits.items()}
+    return found
 
 
 def _add_schedule(plans: dict[str, TopicPlan], given: Mapping[str, Any]) -> None:
@@ -183,7 +202,7 @@ def _topic_differences(old: TopicPlan, new: TopicPlan) -> Iterator[str]:
             yield f"{name} {was.get(name, 'default')} -> {now.get(name, 'default')}"
     for key in sorted({*old.key_limits, *new.key_limits}):
         if old.key_limits.get(key) != new.key_limits.get(key):
-            yield f"limits of key {key} changed"
+            yield f"limits of {shown_limits_field(key)} changed"
     for name in new.groups:
         if name not in old.groups:
             yield f"group {name} added"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from lisa.admin.groups import remove
 from lisa.admin.limits import set_limits
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.lanes import KeyLimits
@@ -18,7 +19,7 @@ from lisa.core.store.limits import read as read_limits
 from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from lisa.manager.nodes import Node
-from lisa.manager.plan import Plan, Schedules
+from lisa.manager.plan import Plan, Schedules, differences
 from lisa.manager.registry import Registry
 from lisa.manager.server_clock import ServerClock
 from lisa.manager.waker import Waker
@@ -32,9 +33,12 @@ def server(redis_url: str) -> str:
     return redis_url
 
 
+def plan_of(**topics: dict[str, object]) -> Plan:
+    return Plan.of(topics, {}, default_group="lisa", schedules=Schedules())
+
+
 def registry(cast: Cast, **topics: dict[str, object]) -> Registry:
-    plan = Plan.of(topics, {}, default_group="lisa", schedules=Schedules())
-    return Registry(cast.store, plan, lambda _: None)
+    return Registry(cast.store, plan_of(**topics), lambda _: None)
 
 
 class TestRegistry:
@@ -75,13 +79,48 @@ class TestRegistry:
         assert stored() == {"own": "weight=9"}
         assert cast.ask("HGET", cast.keys.options, "declared limits:b") is None
 
+    def test_declares_limits_of_keys_in_one_group(self, cast: Cast) -> None:
+        def stored(plan: Plan) -> dict[str, str]:
+            made = Registry(cast.store, plan, lambda _: None)
+            made.step()
+            assert made.topic_errors.of("orders") is None
+            return cast.store.drive(read_limits(cast.store, "orders"))
+
+        weight = {"k": {"weight": 2}}
+        x = {"topic": "orders", "group": "x", "key-limits": {"k": {"rate": "2/s"}}}
+        y = {"topic": "orders", "group": "y", "group-options": {"key-limits": weight}}
+        both = Plan.from_settings(ManagerSettings.load(groups=[x, y]))
+        found = {"k": "rate=2,1000,1", "y\x1fk": "weight=2"}
+        assert stored(both) == found
+        assert cast.store.drive(cast.store.group_options("orders")) == {}
+        options: dict[str, object] = {"groups": ["x", "y"], "key_limits": {"k": {"rate": "2/s"}}}
+        of_y: dict[str, object] = {"key-limits@y": {"k": {"weight": 3}}}
+        changed = plan_of(orders=options | of_y)
+        assert differences(both, changed) == ["topic orders: limits of key k in group y changed"]
+        assert stored(changed) == found | {"y\x1fk": "weight=3"}
+        assert stored(plan_of(orders=options)) == {"k": "rate=2,1000,1"}
+        # What was declared is forgotten with the group.
+        stored(changed)
+        cast.store.drive(remove(cast.store, "orders", "y"))
+        assert cast.store.drive(read_limits(cast.store, "orders")) == {"k": "rate=2,1000,1"}
+        assert cast.ask("HGET", cast.keys.options, "declared limits:y\x1fk") is None
+
     @pytest.mark.parametrize(
         "wrong", [{}, {"rate": "fast"}, {"weight": 0}, {"key_rate": "2/s"}, "2/s"]
     )
     def test_invalid_limits_of_keys_are_refused(self, wrong: object) -> None:
-        group = {"topic": "orders", "key-limits": {"a": wrong}}
-        with pytest.raises(ConfigError):
-            ManagerSettings.load(groups=[group])
+        of_group = {"group": "g", "group-options": {"key-limits": {"a": wrong}}}
+        for given in ({"key-limits": {"a": wrong}}, {"key-limits": {"": {"weight": 1}}}, of_group):
+            with pytest.raises(ConfigError):
+                ManagerSettings.load(groups=[{"topic": "orders", **given}])
+        for name, limits in (
+            ("key_limits", {"a": wrong}),
+            ("key_limits", "2/s"),
+            ("key_limits", {"": {"weight": 1}}),
+            ("key_limits@a b", {"a": {"weight": 1}}),
+        ):
+            with pytest.raises(ConfigError, match="key_limits"):
+                plan_of(orders={name: limits})
 
     @pytest.mark.parametrize("broken", [("SET", "not a hash"), ("HSET", "schedules", "not JSON")])
     def test_a_broken_topic_does_not_stop_others_and_is_retried(

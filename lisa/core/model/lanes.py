@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -16,7 +17,8 @@ from lisa.core.model.clock import (
     parse_duration,
 )
 from lisa.core.model.errors import InvalidMessage
-from lisa.core.model.sharding import share
+from lisa.core.model.keys import check_group, check_key
+from lisa.core.model.sharding import KEY_END, share
 
 MAX_COUNT = 1_000_000
 MAX_BURST = 100_000
@@ -142,6 +144,14 @@ class KeyLimits:
             _checked_count("weight", weight, MAX_WEIGHT),
         )
 
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """Limits from a mapping of some of their names to values. Raises InvalidMessage."""
+        names = {"rate", "concurrency", "weight"}
+        if not isinstance(given, Mapping) or not given or given.keys() - names:
+            raise InvalidMessage("the limits of a key are some of rate, concurrency and weight")
+        return cls.parse(**given)
+
     def encode(self) -> str:
         """The form that scripts read, as in `rate=2,1000,1;concurrency=4;weight=3`."""
         rate = self.rate and self.rate.encode()
@@ -158,6 +168,17 @@ class KeyLimits:
             int(concurrency) if concurrency else None,
             int(weight) if weight else None,
         )
+
+
+def limits_field(key: str, group: str | None = None) -> str:
+    """Where the limits of a key are stored, for all groups or for one. Raises InvalidMessage."""
+    return f"{check_group(group)}{KEY_END}{check_key(key)}" if group else check_key(key)
+
+
+def shown_limits_field(field: str) -> str:
+    """The reverse of `limits_field`, for people."""
+    group, of_group, key = field.partition(KEY_END)
+    return f"key {key} in group {group}" if of_group else f"key {field}"
 
 
 def _checked_count(name: str, value: object, most: int) -> int | None:

@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from lisa.core.model.addresses import listen_address
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group, check_key
+from lisa.core.model.keys import DEFAULT_GROUP, DEFAULT_PREFIX, Keys, check_group
 from lisa.core.model.lanes import KeyLimits
 from lisa.core.model.options import PRODUCER_RETRY_TIME
 from lisa.core.settings.gateway import CamelliaSettings, GatewayServerSettings, GrpcSettings
@@ -143,15 +143,15 @@ class RoleSettings(Strict, BaseSettings):
         return {topic: {**shared, **options} for topic, options in found.items()}
 
     def key_limits(self) -> dict[str, dict[str, KeyLimits]]:
-        """The limits of single keys of each listed topic, by key. Raises ValueError."""
+        """The limits of single keys of each topic, by `limits_field`. Raises ValueError."""
         found: dict[str, dict[str, KeyLimits]] = {}
         for entry in self.groups:
             limits = found.setdefault(entry.topic, {})
-            for key, given in entry.key_limits.items():
-                if limits.setdefault(check_key(key), given) != given:
+            for name, given in entry.limits().items():
+                if limits.setdefault(name, given) != given:
                     raise ValueError(
                         f"the groups of topic {entry.topic!r} disagree about the limits of key "
-                        f"{key!r}, which apply to the whole topic; set them once"
+                        f"{name!r}, which apply to the whole topic; set them once"
                     )
         return found
 

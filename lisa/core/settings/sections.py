@@ -3,7 +3,7 @@
 Types of settings say how a value of a file or a variable is read and checked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta, tzinfo
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,8 @@ from lisa.core.model.addresses import ServerUrl
 from lisa.core.model.clock import parse_duration, parse_zone
 from lisa.core.model.durability import Replicas, parse_durability
 from lisa.core.model.errors import ConfigError
-from lisa.core.model.keys import check_group, check_topic
-from lisa.core.model.lanes import KeyLimits
+from lisa.core.model.keys import check_group, check_key, check_topic
+from lisa.core.model.lanes import KeyLimits, limits_field
 from lisa.core.model.late import LatePolicy
 from lisa.core.model.options import (
     GRACE,
@@ -196,16 +196,15 @@ else:
     )
 
 
+_KeyLimits = dict[
+    Annotated[str, AfterValidator(check_key)], Annotated[Any, AfterValidator(KeyLimits.of)]
+]
+
+
 class GroupOptions(_LaneOptionKeys):
     """A group's own values of topic options."""
 
-
-def _key_limits(given: Any) -> KeyLimits:
-    if not isinstance(given, Mapping) or given.keys() - {"rate", "concurrency", "weight"}:
-        raise ValueError("the limits of a key are some of rate, concurrency and weight")
-    if not given:
-        raise ValueError("give a rate, a concurrency or a weight")
-    return KeyLimits.parse(**given)
+    key_limits: _KeyLimits = Field(default_factory=dict, description="Limits of single keys.")
 
 
 class _GroupEntry(Section):
@@ -228,10 +227,9 @@ class _GroupEntry(Section):
     group_options: GroupOptions = Field(
         default_factory=GroupOptions,
         description="Options for this group only, in place of the topic's: any of "
-        f"{', '.join(map(kebab, LANE_OPTIONS))}.",
+        f"{', '.join(map(kebab, LANE_OPTIONS))}, key-limits.",
     )
-
-    key_limits: dict[str, Annotated[Any, AfterValidator(_key_limits)]] = Field(
+    key_limits: _KeyLimits = Field(
         default_factory=dict,
         description="Limits of single keys in all groups of the topic, as in "
         "`customer-7: {rate: 10/s, concurrency: 4, weight: 3}`.",
@@ -266,8 +264,16 @@ class GroupSettings(_OptionKeys):
         values = {name: getattr(self, key) for key, name in _BY_KEY.items() if key in given}
         own = self.group_options
         return values | {
-            f"{name}{OF_GROUP}{self.group}": getattr(own, name) for name in own.model_fields_set
+            f"{name}{OF_GROUP}{self.group}": getattr(own, name)
+            for name in LANE_OPTIONS
+            if name in own.model_fields_set
         }
+
+    def limits(self) -> dict[str, KeyLimits]:
+        """The limits of single keys that this entry sets, by `limits_field`."""
+        own = self.group_options.key_limits
+        of_group = {limits_field(key, self.group): given for key, given in own.items()}
+        return self.key_limits | of_group
 
 
 class ManagerServerSettings(Section):
