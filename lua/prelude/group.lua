@@ -173,15 +173,17 @@ end
 -- entries, or are parked while their lanes rest for `rests[i]` ms. Returns the events.
 local function put_back(group, ids, entries, dues, reasons, rests)
   local failed, retry_head, earliest = failed_attempts(group, ids) or {}, head(group.retry), nil
-  local events, again, back, counts, suspects, notes, staying, parked, pauses = {}, {}, {}, {}, {}, {}, {}, {}, {}
+  local events, again, back, counts, suspects = {}, {}, {}, {}, {}
+  local notes, staying, parked, pauses = {}, {}, {}, {}
   local noted, found = notes_of(group, ids), read_entries(group, entries)
   for i, id in ipairs(ids) do
     local before, due, rest, fields = tonumber(failed[i] or 0) or 0, dues[i], rests and rests[i], found[i]
     local at = due and int(due) or fields and field(fields, 'due') or int(select(2, clock()))
     if due or rest then
       local reason = string.sub(reasons[i] or 'outside its window', 1, 1024)
-      local first = first_due(noted[i], before, fields)
-      staying[#staying + 1], notes[#notes + 1], notes[#notes + 2] = id, id, reason .. ending(history(noted[i]) + 1, entries[i], first)
+      local first, k = first_due(noted[i], before, fields), #staying + 1
+      staying[k], notes[2 * k - 1] = id, id
+      notes[2 * k] = reason .. ending(history(noted[i]) + 1, entries[i], first)
       events[i] = {id, due and 'deferred' or 'parked', group.name, before, 'due', at, 'reason', reason}
     end
     if due then

@@ -302,7 +302,7 @@ local function park(group, pairs)
     local is_head = lane.head ~= '' and lane.head == own
     local latest = is_head and 0 or tonumber(due) + (tonumber(slack or '') or rules.slack)
     local spot = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1, tonumber(due))
-    queued[2 * i - 1], queued[2 * i] = 0, key .. US .. spot .. own
+    queued[2 * i - 1], queued[2 * i] = '0', key .. US .. spot .. own
     spots[2 * i - 1], spots[2 * i] = id, spot
     lane.parked, lane.ahead = lane.parked + 1, nil
     if is_head or not is_blocked(lane) then
