@@ -271,6 +271,7 @@ SAMPLES: dict[str, Sample] = {
         ids=("",),
         repeats_its_answer=False,
         takes_batches=False,
+        is_called_by_roles=False,
     ),
     "release": Sample(
         make=lambda by, ids: Release(TOPIC, "lisa", [by.receipt(m) for m in ids]),

@@ -4,8 +4,11 @@ import math
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -30,9 +33,15 @@ class ProducerLife(Life):
 
     def prepare(self) -> None:
         sent = [f"{kind}-{n}" for kind, count in (("many", 5), ("stream", 3)) for n in range(count)]
+        self.cast.configure(order="continue")
         self.ends(["soon", "moved", "fired", "replaced", *sent], "acked")
-        latest = keyed_id("k", "~1")
-        self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1", latest], "cancelled")
+        self.ends(["taken-back", "many-taken-back-0", "many-taken-back-1"], "cancelled")
+        ends = {"in-order": "012", "moved": "0", "fired": "0", "over": "01"}
+        for key, own_ids in ends.items():
+            state = "cancelled" if key == "over" else "acked"
+            self.ends([keyed_id(key, own) for own in own_ids], state)
+        self.ends([keyed_id("debounced", "~1")], "acked")
+        self.ends([keyed_id("k", "~1")], "cancelled")
 
     def live(self) -> None:
         self.until(self.replace)
@@ -44,7 +53,8 @@ class ProducerLife(Life):
 
     def check(self) -> None:
         super().check()
-        sent = set((self.directory / "confirmed").read_text().split())
+        lines = (self.directory / "confirmed").read_text().split("\n")
+        sent = {one for line in lines for one in line.split(" ") if one}
         counts = Counter(one["id"] for one in self.handled if one["id"] in sent)
         # Including the message with a generated id.
         assert sent - set(self.ends_as) - counts.keys() == set()
@@ -77,7 +87,7 @@ lisa-delay-queue:
     crontab-process-pending-message: '0/1 * * * * ?'
     crontab-sweep: '0/1 * * * * ?'
   groups:
-    - {{topic: orders, {topic}, journal: true, journal-max: 5}}
+    - {{topic: orders, {topic}, journal: true, journal-max: 5, key-limits: {{k: {{weight: 2}}}}}}
     - {{topic: declared, {topic}}}
 """)
         return {"config": str(config)}
@@ -94,8 +104,16 @@ lisa-delay-queue:
         self.ends([cast.send_late("*;1000,garbage")], "garbage")
         self.ends([cast.send_due() for _ in range(5)], "acked")
         self.ends([cast.send(delay_ms=500) for _ in range(3)], "acked")
+        self._in_lanes()
         self._in_other_topics()
         self._at_a_tick()
+
+    def _in_lanes(self) -> None:
+        """Messages behind one that a dead consumer has, and one that expires there."""
+        self.cast.configure(order="continue", key_rate="100,1000,2")
+        rest = [keyed_id("k", f"{n}") for n in range(1, 4)]
+        self.ends([self.cast.send(message_id=one) for one in rest], "acked")
+        self.ends([self.cast.send(message_id=keyed_id("k", "late"), ttl_ms=1)], "expired")
 
     def _at_a_tick(self) -> None:
         """A schedule whose only occurrence the manager creates."""
@@ -116,9 +134,9 @@ lisa-delay-queue:
         self.ends([cast.send() for _ in range(3)], "acked")
         self.ends([cast.send(policy="")], "garbage")
         self.put_off = cast.send(policy="600000")
-        self.ends([self.put_off], "acked")
+        self.ends([self.put_off, cast.send(message_id=keyed_id("k", "0"))], "acked")
         entries = cast.take(consumer="dead")
-        assert len(entries) == 5 + 1  # including the one past its ttl
+        assert len(entries) == 6 + 1  # including the one past its ttl
 
     def _foreign_hands(self) -> None:
         """A foreign entry, and a message whose entry was deleted."""
@@ -211,12 +229,17 @@ class ConsumerLife(Life):
     said = "reading for group"
     nap_s = 0.3
     naps = 1
+    lanes: Mapping[str, str] = MappingProxyType({"order": "continue", "concurrency": "50"})
 
     def prepare(self) -> None:
         cast = self.cast
+        cast.configure(**self.lanes)
         self.ends([cast.send("fine", ttl_ms=1, message_id="late")], "expired")
         time.sleep(0.003)
         self.ends([cast.send(body) for body in (300, "fails", "again", "deferred")], "acked")
+        for key in ("a", "b"):
+            for own_id, body in enumerate(("limited", "fails", "fine")):
+                self.ends([cast.send(body, message_id=keyed_id(key, f"{own_id}"))], "acked")
         self.ends([cast.send("given-up")], "garbage")
         self.ends([cast.send("fine", window="always")], "acked")
         self.ends([cast.send("fine") for _ in range(60)], "acked")
@@ -289,6 +312,7 @@ class ConsumerLife(Life):
 class AsyncConsumerLife(ConsumerLife):
     role = "asyncio consumer"
     naps = 3
+    lanes = MappingProxyType({})
 
 
 LATER_MS = 600_000
@@ -299,13 +323,16 @@ FIRST = {
     "b-3": "release",
     "b-4": "defer",
     "purged": "discard",
+    keyed_id("k", "0"): "rest",
 }
 """What is done with the first delivery of a message; the others are acked."""
 MORE: dict[str, dict[str, Any]] = {
     "retry": {"delay_ms": 20},
     "defer": {"delay_ms": 20},
     "discard": {"discard": True},
+    "rest": {"delay_ms": 20, "rests_lane": True},
 }
+PATHS = {"discard": "retry", "rest": "defer"}
 
 
 class GatewayLife(Life):
@@ -326,7 +353,9 @@ class GatewayLife(Life):
     def prepare(self) -> None:
         """Nothing to do: the requests create the topic."""
         self.ends(["a", *[f"b-{n}" for n in range(5)], "moved", "fired"], "acked")
-        self.ends(["taken-back"], "cancelled")
+        self.ends([keyed_id("k", f"{n}") for n in range(2)], "acked")
+        self.ends([keyed_id("moved", "0"), keyed_id("fired", "0"), keyed_id("k", "~1")], "acked")
+        self.ends(["taken-back", keyed_id("over", "0")], "cancelled")
         self.ends(["purged"], "purged")
 
     def close(self) -> None:
@@ -353,6 +382,7 @@ class GatewayLife(Life):
         self.ask("POST", "topics/orders/groups", group="other")
         self.ask("PATCH", "topics/orders/options", max_ready=9_000, journal=True)
         self._send()
+        self._send_with_keys()
         self.ask("DELETE", "topics/orders/groups/other", 404)
         self.ask("POST", "topics/orders/pause")
         self.ask("POST", "topics/orders/resume")
@@ -373,6 +403,21 @@ class GatewayLife(Life):
         self.ask("POST", send, body=1, id="purged")
         self.ask("GET", f"{send}/a")
         self.ask("GET", f"{send}?state=waiting")
+
+    def _send_with_keys(self) -> None:
+        """Keys have lanes from the first limit on."""
+        send, keys = "topics/orders/messages", "topics/orders/keys"
+        self.ask("PUT", f"{keys}/k/limits", concurrency=1)
+        for n in range(2):
+            self.ask("POST", send, body=1, key="k", id=f"{n}", delay_ms=50)
+        for _ in range(2):
+            self.ask("POST", send, body=1, key="k", debounce_ms=50)
+        for key in ("over", "moved", "fired"):
+            self.ask("POST", send, body=1, key=key, id="0", delay_ms=LATER_MS)
+        self.ask("DELETE", f"{keys}/over", 404)
+        self.ask("PATCH", f"{keys}/moved", delay_ms=50)
+        self.ask("POST", f"{keys}/fired/fire")
+        self.ask("GET", f"{keys}/k")
 
     def _take(self) -> None:
         given_up = ("purged", "b-2")
@@ -405,7 +450,7 @@ class GatewayLife(Life):
     def _say(self, one: dict[str, Any], verb: str) -> bool:
         """Settle a delivery; true if it was still leased."""
         more = MORE.get(verb, {})
-        path = f"topics/orders/messages/{one['id']}/" + ("retry" if verb == "discard" else verb)
+        path = f"topics/orders/messages/{quote(one['id'])}/{PATHS.get(verb, verb)}"
         return self.ask("POST", path, 409, receipt=one["receipt"], **more).is_success
 
 

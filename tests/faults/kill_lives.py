@@ -29,7 +29,7 @@ LONG_S = 3 * PATIENCE.total_seconds()
 """A wait here is for a dozen things, in a process that shares the machine with many others."""
 ALLOWED = {
     "done", "options", "groups", "stats", "consumers", "history", "events", "archived", "schedules",
-    "reply", "lanes",
+    "reply", "lanes", "limits",
 }  # fmt: skip
 """What may be left of a topic when all its messages are settled, beside an empty stream."""
 

@@ -71,7 +71,7 @@ def producer(kind: str) -> Callable[[str, dict[str, Any]], None]:
         ledger = os.open(CONFIRMED, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         done = CONFIRMED.read_text().count("\n")
         either = Either(kind, url)
-        for name, argument, options in STEPS[done:]:
+        for name, argument, options in STEPS[kind][done:]:
             if name == "stream":
                 found: Any = either.stream(TOPIC, argument, len(argument))
             else:
@@ -88,7 +88,7 @@ def producer(kind: str) -> Callable[[str, dict[str, Any]], None]:
 
 MANY_TAKEN_BACK = ["many-taken-back-0", "many-taken-back-1"]
 LATEST = keyed_id("k", "~1")
-STEPS: list[tuple[str, Any, dict[str, Any]]] = [
+PLAIN: list[tuple[str, Any, dict[str, Any]]] = [
     ("send", "x", {"id": "soon", "delay": SOON}),
     ("send_many", [Outgoing("x", id=f"many-{n}", delay=SOON * (n % 2)) for n in range(5)], {}),
     ("send", "x", {"id": "taken-back", "delay": LATER}),
@@ -104,11 +104,26 @@ STEPS: list[tuple[str, Any, dict[str, Any]]] = [
     ("send", "x", {}),
     ("stream", [Outgoing("x", id=f"stream-{n}") for n in range(3)], {}),
     ("get", "soon", {}),
+]
+WITH_KEYS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("send", "x", {"key": "in-order", "id": "0", "delay": SOON}),
+    ("send_many", [Outgoing("x", key="in-order", id=f"{n}", delay=SOON) for n in (1, 2)], {}),
+    ("send_one", "x", {"key": "debounced", "debounce": SOON}),
+    ("send_one", "y", {"key": "debounced", "debounce": SOON}),
+    ("send_many", [Outgoing("x", key="over", id=f"{n}", delay=LATER) for n in range(2)], {}),
+    ("cancel_key", "over", {}),
+    ("send", "x", {"key": "moved", "id": "0", "delay": LATER}),
+    ("reschedule_key", "moved", {"shift": SOON - LATER}),
+    ("send", "x", {"key": "fired", "id": "0", "delay": LATER}),
+    ("fire_key", "fired", {}),
     ("send_one", "x", {"key": "k", "latest": True, "delay": LATER}),
     ("cancel", LATEST, {}),
 ]
 """What a program does: calls and their arguments. Each may be repeated: ids are explicit, but for
 one message, which may then be sent twice."""
+
+STEPS = {"sync": PLAIN + WITH_KEYS, "async": WITH_KEYS + PLAIN}
+"""By kind of producer: most points are at the first call of a script."""
 
 WANTED = {"cancel": "cancelled", "cancel_many": ["cancelled"] * 2}
 

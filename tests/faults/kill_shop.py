@@ -1,9 +1,9 @@
 """The handlers of killed consumers, as a module for `lisa-consumer`.
 
-The body selects the outcome: `fine`, `fails` (the first time), `again` (requests a retry, the first
-time), `deferred` (the first time), `given-up`, or a duration in milliseconds. `until-stopped` (the
-first time) waits until its consumer is stopped, or a file with the message's id appears. Each call
-is recorded first.
+The body selects the outcome: `fine`, `given-up`, or a duration in milliseconds, and, the first time
+only, `fails`, `again` (requests a retry), `deferred` or `limited`. `until-stopped` (the first time)
+waits until its consumer is stopped, or a file with the message's id appears. Each call is recorded
+first.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from lisa.consumer.inflight import Held
 from lisa.core.delivery import opening
 from lisa.core.model.envelope import has_window
 from lisa.core.model.message import Message
-from lisa.core.model.outcomes import Defer, Discard, Retry
+from lisa.core.model.outcomes import Defer, Discard, Limited, Retry
 from lisa.core.transitions.delivery import Limits
 
 TOPIC = "orders"
@@ -62,9 +62,10 @@ def judge(message: Message) -> float:
         raise ValueError("the first attempt fails")
     if message.attempt == 1 and message.body == "again":
         raise Retry("not yet", delay=timedelta(milliseconds=50))
-    if message.body == "deferred" and not (mark := Path(f"deferred-{message.id}")).exists():
+    ends = {"deferred": Defer("not yet", delay="50ms"), "limited": Limited(retry_after="50ms")}
+    if message.body in ends and not (mark := Path(f"deferred-{message.id}")).exists():
         mark.touch()
-        raise Defer("not yet", delay="50ms")
+        raise ends[message.body]
     if message.body == "given-up":
         raise Discard("it is of no use")
     return message.body / 1000 if isinstance(message.body, int) else 0.0

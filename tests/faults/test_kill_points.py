@@ -178,7 +178,8 @@ def test_killed_at_every_step_each_time(scene: Scene, unharmed: Unharmed, role: 
 def test_every_script_is_among_the_calls(unharmed: Unharmed) -> None:
     """The others: jobs of the pipeline call `restore`, which tests/spark kills; a change of shards
     calls `set_layout`, `absorb` and `clear`, which test_shards_life cuts short between all calls;
-    `renew` follows a step of the server's clock, and may be repeated (tests/contract)."""
+    `renew` follows a step of the server's clock, and may be repeated (tests/contract); `recount` is
+    called by an operator's fsck."""
     called = {place_of(visit).name for role in LIVES for visit in unharmed(role)}
     by_roles = {name for name, sample in SAMPLES.items() if sample.is_called_by_roles}
     assert called & set(loader.names()) == by_roles
