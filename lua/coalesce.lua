@@ -15,16 +15,18 @@
 local changed = answered() or misplaced(ARGV[ARGS + 1]) or changed_topic()
 if changed then return changed end
 
-local THROTTLED = KEYS[ID_KEYS + 1]
+local THROTTLED, BODIES = KEYS[ID_KEYS + 1], ID_KEYS + 2
 local token, only_known, n = ARGV[ARGS + 2], ARGV[ARGS + 3] == '1', tonumber(ARGV[ARGS + 4])
 local RULES, ENVELOPES = ARGS + 4, ARGS + 4 + n
 local _, now, now_up = clock()
-local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal', 'max_per_key')
+local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal', 'max_per_key', 'lanes')
+lanes_in_use = settings[5] == '1'
 
 local limit = tonumber(settings[1] or DEFAULT.max_body_bytes)
 for i = 1, n do
   local envelope = ARGV[ENVELOPES + i]
-  local size = #envelope - 15 - (tonumber(string.sub(envelope, 12, 15), 16) or 0)
+  local size = #envelope - 15
+  if size > limit then size = size - (tonumber(string.sub(envelope, 12, 15), 16) or 0) end
   if size > limit then return {'LARGE', i, size, limit} end
 end
 
@@ -38,58 +40,62 @@ end
 local ttls, policies_at = numbered(ENVELOPES + n + 1)
 local policies = numbered(policies_at)
 
--- The order in which a send takes an id, by the stage of its message. All but the first two take the place
--- of an older message.
+-- The two ids of each message's key, and the due times of those that wait.
+local ids = sized(2 * n)
+for k = 1, 2 * n do ids[k] = id_of(KEYS[BODIES + 2 * k - 2]) end
+local dues = scores_of(WAITING, ids)
+
+-- The order in which a send takes an id, by the stage of its message, and the outcome. All but the first two
+-- take the place of an older message.
 local RANKS = {unstarted = 1, free = 2, dead = 3, started = 4, in_flight = 5}
+local LETTERS = {free = 'a', dead = 'r', started = 'r', in_flight = 'f'}
 
--- One id of a key: its fence if it is live, and `answer` if an earlier call with this token wrote it.
-local function read_slot(k)
-  local slot = {body = KEYS[k], done = KEYS[k + 1], id = id_of(KEYS[k]), guard = fence(KEYS[k])}
-  local known = slot.guard ~= '' and slot.guard or call('GETRANGE', slot.done, 0, 8)
-  if string.sub(known, 1, 8) == token then
-    local mark = string.lower(string.sub(known, 9, 9))
-    slot.answer = string.find(mark, '^[rfb]') and mark or 'a'
+-- The stage of the message that has an id, given by its number, and the outcome if an earlier call with
+-- this token wrote it.
+local function look_at(k)
+  local at, answer = BODIES + 2 * k - 2, nil
+  local guard = fence(KEYS[at])
+  local known = guard == '' and call('GETRANGE', KEYS[at + 1], 0, 8) or guard
+  if string.find(known, token, 1, true) == 1 then
+    answer = string.match(string.lower(string.sub(known, 9)), '[rfb]') or 'a'
   end
-  return slot
+  if guard == '' then return 'free', answer end
+  return dues[k] and 'unstarted' or stage_of(ids[k], guard) or 'dead', answer
 end
 
--- The stage of its message, and `due` while that waits.
-local function look_at(slot)
-  if slot.guard == '' then
-    slot.stage = 'free'
-  else
-    slot.stage, slot.due = stage_of(slot.id, slot.guard)
-    slot.stage = slot.stage or 'dead'
-  end
-  return RANKS[slot.stage]
+-- The id that the sends of a key take; false if the key has no live message here and has to. For an
+-- unstarted message: when it is due, whether it waits, and later the first send of its burst.
+local function choose(k)
+  local stage, answer = look_at(k)
+  local other, others = look_at(k + 1)
+  if only_known and stage == 'free' and other == 'free' and not (answer or others) then return false end
+  if not answer and (others or RANKS[other] < RANKS[stage]) then k, stage, answer = k + 1, other, others end
+  local waits, due = stage == 'unstarted' and dues[k], nil
+  if stage == 'unstarted' then due = tonumber(waits or due_next(ids[k]) or now) end
+  return {
+    at = BODIES + 2 * k - 2, number = 2 - k % 2, id = ids[k], stage = stage, answer = answer, due = due,
+    waits = waits, waited = waits,
+  }
 end
 
--- The id that the sends of a key take; false if the key has no live message here and has to.
-local function choose(first)
-  local one, other = read_slot(first), read_slot(first + 2)
-  if one.answer or other.answer then return one.answer and one or other end
-  if only_known and one.guard == '' and other.guard == '' then return false end
-  local rank = look_at(one)
-  if rank == 1 then return one end
-  return look_at(other) < rank and other or one
-end
-
--- The id of each message, by its number; messages of one key share it.
+-- The id of each message, by its number; messages of one key share it. The ids that are written.
 local slots, by_key, new, most_per_key = {}, {}, 0, not only_known and tonumber(settings[4] or '')
+local taken, chosen = {}, {}
 for i = 1, n do
-  local first = ID_KEYS + 4 * i - 2
-  local slot = by_key[KEYS[first]]
-  if slot == nil then
-    slot = choose(first)
-    by_key[KEYS[first]] = slot
-    if slot and not slot.answer and (slot.stage == 'free' or slot.stage == 'dead') then new = new + 1 end
-    if most_per_key and slot and not slot.answer and slot.stage == 'free' then
-      local key = split_id(slot.id)
+  local id = ids[2 * i - 1]
+  if by_key[id] == nil then
+    local slot = choose(2 * i - 1)
+    local stage = slot and not slot.answer and slot.stage
+    by_key[id] = slot
+    if stage then taken[#taken + 1], chosen[#chosen + 1] = slot, slot.id end
+    if stage == 'free' or stage == 'dead' then new = new + 1 end
+    if stage == 'free' and most_per_key then
+      local key = split_id(id)
       local live = count_of_key(key)
       if live >= most_per_key then return {'KEYFULL', key, live, most_per_key} end
     end
   end
-  slots[i] = slot
+  slots[i] = by_key[id]
 end
 
 local capacity = tonumber(settings[2] or '') -- empty: unlimited
@@ -98,117 +104,106 @@ if capacity and new > 0 and not only_known then
   if live + new > capacity then return {'FULL', live, capacity} end
 end
 
--- The instant before which the next throttled message of a key is not due. An instant beyond the interval
--- is that of a longer one, of a message that never ran, or of a clock that was set back since.
-local function allowed_at(key, interval)
-  return math.min(tonumber(call('ZSCORE', THROTTLED, key) or now), now_up + interval)
+for k, first in ipairs(#taken > 0 and call('HMGET', KEYED, unpack(chosen)) or {}) do
+  taken[k].first = taken[k].stage == 'unstarted' and tonumber(first or '')
 end
 
--- The due time by a rule: 'd5000,60000' is 5 s after this send, but at most a minute after the burst's
--- first (the latter may be missing); 't5000' is now, but 5 s after the key's last message; 'l+5000' is as
--- for enqueue. `before`: that of the unstarted message, which the last two keep; nil for a new one. Gives
--- also the instant before which the key's next throttled message is not due.
+-- A rule: 'd5000,60000' is 5 s after this send, but at most a minute after the burst's first (the latter may
+-- be missing); 't5000' is now, but 5 s after the key's last message; 'l+5000' is as for enqueue.
 local rules = {}
-local function due_by(text, slot, before)
-  local rule = rules[text]
-  if not rule then
+local function rule_of(text)
+  if not rules[text] then
     local kind, span, most = string.match(text, '^(%a)([^,]*),?(%d*)$')
-    rule = {kind = kind, due = kind == 'l' and due_from(span), span = tonumber(span), most = tonumber(most)}
-    rules[text] = rule
+    rules[text] = {
+      debounces = kind == 'd', due = kind == 'l' and due_from(span), span = tonumber(span), most = tonumber(most),
+    }
   end
-  if rule.kind == 'd' then
-    slot.first = slot.first or before and tonumber(call('HGET', KEYED, slot.id) or '')
-    local due = now_up + rule.span
-    return rule.most and math.min(due, (slot.first or now_up) + rule.most) or due
-  end
-  if before then return before end
-  if rule.kind == 'l' then return rule.due end
-  local at = allowed_at(split_id(slot.id), rule.span)
-  if at > now then return at, at + rule.span end
-  return now, now_up + rule.span
+  return rules[text]
 end
 
-local journaled, has_more = settings[3] == '1', call('EXISTS', POLICY, EXPIRY) > 0
-local later, moved, events, created, throttled, written, earliest = {}, {}, {}, {}, {}, 0, nil
-
--- The groups in which messages have failed, or were deferred: also of some that wait again.
-local failing = {}
-for _, group in ipairs(groups) do
-  if call('EXISTS', group.attempts, group.reasons) > 0 then failing[#failing + 1] = group end
+-- The due time of a key's new throttled message. The instant before which the next one is not due follows
+-- it by the interval. One beyond the interval is that of a longer one, of a message that never ran, or of a
+-- clock that was set back since.
+local throttled = {}
+local function throttle(key, interval)
+  local at = math.min(tonumber(call('ZSCORE', THROTTLED, key) or now), now_up + interval)
+  throttled[#throttled + 1], throttled[#throttled + 2] = int((at > now and at or now_up) + interval), key
+  return math.max(at, now)
 end
 
--- Removes what is known of the message that has this id so far; of one that `stays`, not its place.
-local function forget_earlier(slot, stays)
-  if slot.due then
-    for _, group in ipairs(failing) do forget_failures(group, {slot.id}) end
-  elseif not stays then
-    for _, group in ipairs(groups) do take_out(group, slot.id) end
+local journaled, events, written = settings[3] == '1', {}, 0
+
+-- Notes what a message changes: of a call's messages with the same id, the last is written. Gives its outcome.
+local function take(i, slot)
+  local rule, due, letter = rule_of(ARGV[RULES + i]), slot.due, nil
+  if rule.debounces then
+    due = now_up + rule.span
+    if not slot.first then slot.first, slot.begins = now_up, true end
+    if rule.most then due = math.min(due, slot.first + rule.most) end
+    -- What is due keeps its place.
+    local stays = slot.due and not slot.waits and (due == slot.due or math.max(due, slot.due) <= now)
+    if stays then due, letter = slot.due, 'b' end
+  elseif due then
+    letter = 'b'
+  else
+    due = rule.due or throttle(split_id(slot.id), rule.span)
   end
-  if has_more then forget_policies({slot.id}) end
-end
-
--- Notes the burst's first send, and the key's instant.
-local function note(slot, rule, is_new, at)
-  if string.byte(rule) == 100 and not slot.first then
-    slot.first = now_up
-    call('HSET', KEYED, slot.id, int(now_up))
-  elseif is_new and slot.stage ~= 'free' then
-    call('HDEL', KEYED, slot.id)
-  end
-  if at then throttled[#throttled + 1], throttled[#throttled + 2] = int(at), (split_id(slot.id)) end
-end
-
--- Writes a message's ttl and policies, and its event.
-local function write_rest(i, id, due, letter)
-  local ends = ttls[i] and due + tonumber(ttls[i])
-  if ends then call('ZADD', EXPIRY, int(ends), id) end
-  if policies[i] then put_policy(id, policies[i]) end
-  has_more = has_more or ends or policies[i]
+  letter = letter or slot.due and 'r' or LETTERS[slot.stage]
+  slot.last, slot.due, slot.waits = i, due, slot.waits or letter ~= 'b'
+  slot.mark = slot.mark or letter == 'a' and '-' or letter
+  slot.ends = ttls[i] and due + tonumber(ttls[i])
   if journaled then
     local state = letter == 'a' and 'sent' or 'replaced'
-    events[#events + 1] = sending(id, state, due, ARGV[ENVELOPES + i], ends, policies[i])
+    events[#events + 1] = sending(slot.id, state, due, ARGV[ENVELOPES + i], slot.ends, policies[i])
   end
-end
-
--- Writes one message; returns its outcome.
-local function write(i, slot)
-  local id, rule, is_new = slot.id, ARGV[RULES + i], slot.stage ~= 'unstarted'
-  local before = not is_new and (slot.due or due_next(id) or now) or nil
-  local due, at = due_by(rule, slot, before)
-  local stays = before and not slot.due and (due == before or math.max(due, before) <= now)
-  local letter, envelope = 'r', ARGV[ENVELOPES + i]
-  if slot.stage == 'free' then letter = 'a' elseif slot.stage == 'in_flight' then letter = 'f' end
-  if stays or before and string.byte(rule) ~= 100 then letter, due = 'b', before end
-  slot.mark = slot.mark or letter == 'a' and '-' or letter
-  call('SET', slot.body, string.sub(envelope, 1, 9) .. slot.mark .. string.sub(envelope, 11))
-  if slot.stage == 'free' then
-    call('DEL', slot.done)
-    created[#created + 1] = id
-  else
-    forget_earlier(slot, stays)
-  end
-  note(slot, rule, is_new, at)
-  if not stays then
-    later[#later + 1], later[#later + 2], moved[#moved + 1], slot.due = due, id, id, due
-    earliest = math.min(earliest or due, due)
-  end
-  write_rest(i, id, due, letter)
-  slot.stage, written = 'unstarted', written + 1
+  written = written + 1
   return letter
 end
 
 local letters, numbers, waiting_head = {}, {}, head(WAITING)
-for i = 1, n do
-  local slot = slots[i]
-  letters[i] = slot and (slot.answer or write(i, slot)) or 'u'
-  numbers[i] = slot and string.sub(slot.id, -1) or '0'
+for i, slot in ipairs(slots) do
+  letters[i] = slot and (slot.answer or take(i, slot)) or 'u'
+  numbers[i] = slot and slot.number or 0
 end
 local reply = {'OK', table.concat(letters), table.concat(numbers)}
 if written == 0 then return reply end
 
+local bodies, created, replaced, waited = sized(2 * #taken), {}, {}, {}
+for k, slot in ipairs(taken) do
+  local envelope = ARGV[ENVELOPES + slot.last]
+  bodies[2 * k - 1] = KEYS[slot.at]
+  bodies[2 * k] = string.sub(envelope, 1, 9) .. slot.mark .. string.sub(envelope, 11)
+  local list = slot.stage == 'free' and created or replaced
+  list[#list + 1] = slot.id
+  if slot.waited then waited[#waited + 1] = slot.id end
+end
+call('MSET', unpack(bodies)) -- at maxmemory the server refuses this first write, and so the call
+for _, group in ipairs(#waited > 0 and groups or {}) do forget_failures(group, waited) end
+if #replaced > 0 and call('EXISTS', POLICY, EXPIRY) > 0 then forget_policies(replaced) end
+
+local later, moved, earliest = {}, {}, nil
+for _, slot in ipairs(taken) do
+  local id, due = slot.id, slot.due
+  if slot.stage == 'free' then
+    call('DEL', KEYS[slot.at + 1])
+  elseif slot.waits and not slot.waited then
+    for _, group in ipairs(groups) do take_out(group, id) end
+  end
+  if slot.begins then
+    call('HSET', KEYED, id, int(slot.first))
+  elseif RANKS[slot.stage] > 2 then
+    call('HDEL', KEYED, id)
+  end
+  if slot.waits then
+    later[#later + 1], later[#later + 2], moved[#moved + 1] = due, id, id
+    earliest = math.min(earliest or due, due)
+  end
+  if slot.ends then call('ZADD', EXPIRY, int(slot.ends), id) end
+  if policies[slot.last] then put_policy(id, policies[slot.last]) end
+end
 if #later > 0 then call('ZADD', WAITING, unpack(later)) end
 list_by_key(created, true)
-if has_lanes() then number_sends(moved) else call('HSET', OPTIONS, 'lanes', 1) end
+if lanes_in_use then number_sends(moved) else call('HSET', OPTIONS, 'lanes', 1) end
 if #throttled > 0 then
   local past = call('ZRANGEBYSCORE', THROTTLED, '-inf', int(now), 'LIMIT', 0, #throttled)
   if #past > 0 then call('ZREM', THROTTLED, unpack(past)) end

@@ -253,7 +253,7 @@ def probe(store: Store, right: str) -> Command | None:
     key = store.keys.topic(PROBE).policy
     arguments = _BARE | {
         **{name: (key, *rest) for name, rest in _ON_A_KEY.items()},
-        "msetnx": (key, "", key),  # a value is missing
+        **dict.fromkeys(("mset", "msetnx"), (key, "", key)),  # a value is missing
         "rename": (key, key),
         "script|exists": (loader.load(Inspect.script).sha,),
         "publish": (store.keys.wake, ""),

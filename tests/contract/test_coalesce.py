@@ -305,6 +305,19 @@ def test_many_keys_in_one_call(bench: Bench) -> None:
     assert list(state["policy"]) == [keyed_id("c", "~1")]
 
 
+def test_of_the_messages_of_a_key_in_one_call_the_last_is_kept(bench: Bench) -> None:
+    items = [burst("d5000,", "1", ttl_ms=7, policy="5"), burst("l+0", "2"), burst("d9000,", "3")]
+    outcomes = [outcome for _, outcome in send(bench, *items)]
+    assert outcomes == [ACCEPTED, UPDATED, REPLACED]
+    bench.check(
+        waiting={ONE: bench.now + 9_000},
+        body={ONE: "A-3"},
+        keyed={**LISTED, ONE: bench.now},
+        options=LANES,
+        stats={"sent": 3},
+    )
+
+
 def again(call: Coalesce) -> Coalesce:
     """The same call as its caller repeats it once the shards have changed: with another call id."""
     return coalesce(
