@@ -375,10 +375,15 @@ def test_an_archive_of_an_earlier_version_continues(store: Store) -> None:
         "CREATE VIEW mykit_delay_queue_job AS SELECT id FROM messages",
         "UPDATE lisa_archive SET layout = 1",
     )
+    if is_mariadb:
+        store.do("ALTER TABLE lisa_archive_topics MODIFY options text NOT NULL")
     check_archive(store.opened(), events)
-    again = store.writer()
+    limits = {f"limits:{number:0250}": "weight=2" for number in range(1_000)}
+    record = TopicRecord(limits, ("lisa",))
+    again = store.writer({"orders": record})
     again.write(store.rows(more), 1)
     archive = again.archive()
+    assert archive.topics() == {"orders": record}
     assert archive.offsets() == {"orders": end(events), "orders~0of2": end(more)}
     assert told(archive.messages()) == expected(events + more)
 

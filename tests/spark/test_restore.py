@@ -20,7 +20,8 @@ from lisa.core.model.envelope import decode_envelope, encode_envelope
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.core.model.keys import LOCAL_HEADER
 from lisa.core.model.windows.placing import LocalTime
-from lisa.core.transitions.topic import Configure
+from lisa.core.store.limits import read as limits_of
+from lisa.core.transitions.topic import Configure, LimitKeys
 from lisa.pipeline.archive.base import ArchiveGap
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs import message_history
@@ -404,6 +405,8 @@ def test_messages_with_keys_are_archived_found_restored_and_erased(jobs: Jobs) -
 def test_a_restored_topic_uses_lanes_as_before(jobs: Jobs) -> None:
     world, client = jobs.world(), jobs.client
     jobs.store.call(Configure(TOPIC, {"order": "continue", "key_rate@lisa": "2,1000,1"}))
+    limits = {"k": "rate=1,1000,1", "\u03bb:k": "weight=2", "lisa\x1fk": "concurrency=1"}
+    jobs.store.call(LimitKeys(TOPIC, "set", limits))
     own: dict[str, dict[str, Any]] = {"b": {"cost": 5}, "a": {"slack": "3s"}, "c": {}}
     for own_id, given in own.items():
         world.producer.send(TOPIC, 1, key="k", id=own_id, delay=HOUR, **given)
@@ -420,6 +423,8 @@ def test_a_restored_topic_uses_lanes_as_before(jobs: Jobs) -> None:
     options = client.hgetall(KEYS.options)
     flags = {b"lanes": b"1", b"ordered": b"1", b"ordered_after": b"3"}
     assert (flags | {b"key_rate@lisa": b"2,1000,1"}).items() <= options.items()
+    assert jobs.store.drive(limits_of(jobs.store, TOPIC)) == limits
+    assert {name for name in options if b"limits" in name} == {b"limits"}
     for own_id in "abc":
         client.zadd(KEYS.waiting, {f"k\x1f{own_id}": 1})
     world.promote()
@@ -534,6 +539,25 @@ def test_the_command(jobs: Jobs, small: World, monkeypatch: pytest.MonkeyPatch) 
     without_archive = jobs.command("restore", "--archive", jobs.new_path(), code=2)
     assert "Traceback" not in without_archive.output
     assert "--archive" in jobs.command("restore", code=2).output
+
+
+def test_the_limits_of_keys_are_archived_as_they_are(jobs: Jobs) -> None:
+    keeper, store = JournalRecord(jobs.server, "one"), jobs.store
+    wanted: dict[str, str] = {}
+    for number in (1, 2):
+        many = {f"key-{n}": f"weight={number}" for n in range(1_500)}
+        store.call(LimitKeys("orders", "set", many))
+        wanted = {f"limits:{key}": value for key, value in many.items()}
+        for _ in range(2):
+            options = keeper.topics(["orders"])["orders"].options
+            found = {name: value for name, value in options.items() if name.startswith("limits:")}
+            assert found == wanted
+    keeper.close()
+    # A server that has other limits keeps them, and gets those that it lacks.
+    store.call(LimitKeys("other", "set", {"key-1": "weight=9"}))
+    store.drive(rebuild(store, "other", ["lisa"], wanted))
+    restored = store.drive(limits_of(store, "other"))
+    assert restored == many | {"key-1": "weight=9"}
 
 
 def test_the_marker_of_a_group_removal_is_neither_archived_nor_restored(jobs: Jobs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +31,7 @@ from lisa.pipeline.archive import Archive, ArchiveGap, TopicRecord
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs import message_history
+from lisa.pipeline.jobs.archive import JournalRecord
 from lisa.pipeline.server import Server
 
 ACK_TIMEOUT_MS = 30_000
@@ -65,7 +67,9 @@ class ArchiveSnapshot(Archive):
 
 def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: str) -> Any:
     """Archive the present journals of topics."""
-    ahead, records, committed = [], {}, {}
+    ahead, committed = [], {}
+    with closing(JournalRecord(server, "frozen")) as record:
+        records = record.topics(topics)
     with server.open() as store:
         for topic in topics:
             one = store.drive(message_history.find_remainder(store, topic, None))
@@ -73,12 +77,6 @@ def frozen(spark: SparkSession, server: Server, topics: Sequence[str], where: st
             assert one.last_number is not None
             ahead.append(one)
             committed[topic] = (one.last, one.last_number)
-            raw = store.ask("HGETALL", store.keys.topic(topic).options)
-            options = dict(zip(raw[::2], raw[1::2], strict=True))
-            records[topic] = TopicRecord(
-                {name.decode(): value.decode() for name, value in options.items()},
-                store.drive(store.groups(topic)),
-            )
     events = message_history.read_remainders(spark, server, ahead)
     assert events is not None
     events.write.parquet(where)

@@ -21,6 +21,9 @@ DECLARED = "declared limits:"
 """Fields of a topic's options begin with this, and end with the key: the limits that a manager's
 YAML wrote last."""
 
+ARCHIVED = "limits:"
+"""In archives, options of a topic begin with this, and end with the field of a key's limits."""
+
 FIELD = "limits"
 """The field of a shard's options with the number of its latest change; `+` follows while it is
 copied."""
@@ -41,6 +44,15 @@ def read(store: Store, shard: str, of_group: str | None = None) -> Flow[dict[str
         found |= {text(name): text(value) for name, value in pairs(page).items()}
         if cursor == START:
             return found
+
+
+def restore(store: Store, topic: Topic, archived: Mapping[str, str]) -> Flow[None]:
+    """Set the limits among archived options that the topic lacks. Raises LisaError."""
+    there = yield from read(store, topic)
+    own = {name[len(ARCHIVED) :]: archived[name] for name in archived if name.startswith(ARCHIVED)}
+    lacking = [(name, value) for name, value in own.items() if name not in there]
+    for page in chunks(lacking, PAGE):
+        yield from store.run(LimitKeys(topic, "set", dict(page)))
 
 
 def copy(

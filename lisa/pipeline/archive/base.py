@@ -21,7 +21,8 @@ KEEP = timedelta(hours=1)
 class TopicRecord(NamedTuple):
     """A topic when last seen, as needed to restore it on an empty server.
 
-    options: as stored in Redis. groups: the declared groups.
+    options: as stored in Redis, and the limits of keys, such as `limits:customer-42`. groups: the
+        declared groups.
     """
 
     options: Mapping[str, str]

@@ -22,7 +22,7 @@ from lisa.admin import push
 from lisa.admin.reading import entry_number
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.model.sharding import Shard, is_of_layout
-from lisa.core.store import group_removal
+from lisa.core.store import group_removal, limits
 from lisa.core.store.reshard import states_of
 from lisa.pipeline.archive import TopicRecord, default_name, open_writer
 from lisa.pipeline.archive.base import KEEP, ArchiveWriter
@@ -316,6 +316,7 @@ class JournalRecord:
     def __init__(self, server: Server, name: str) -> None:
         self.name = name
         self._store = server.connect()
+        self._limits: dict[str, tuple[str, dict[str, str]]] = {}  # the number of the change, limits
 
     def begin(self, offsets: Mapping[str, tuple[str, int]], topics: Sequence[str] | None) -> None:
         """Set the recorded progress to the archive's offsets, and delete all other records.
@@ -340,7 +341,7 @@ class JournalRecord:
         return max(0, self._store.drive(self._store.server_time_ms()) - newest)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicRecord]:
-        """Topic -> its present options and groups."""
+        """Topic -> its present options, with the limits of keys, and groups."""
         store, found = self._store, {}
         states = store.drive(states_of(store, list(map(Shard, names)))) if names else []
         for name, state in zip(names, states, strict=True):
@@ -353,8 +354,17 @@ class JournalRecord:
                     key.startswith(push.FIELD) or is_of_layout(key) or group_removal.is_mark(key)
                 )
             }
+            kept |= self._limits_of(name, state.options.get(limits.FIELD, ""))
             found[name] = TopicRecord(kept, tuple(sorted(state.groups)))
         return found
+
+    def _limits_of(self, topic: str, number: str) -> Mapping[str, str]:
+        """The limits of a topic's keys as options; read again once their number has changed."""
+        if number and self._limits.get(topic, ("", {}))[0] != number:
+            own = self._store.drive(limits.read(self._store, topic))
+            named = {limits.ARCHIVED + name: value for name, value in own.items()}
+            self._limits[topic] = number, named
+        return self._limits[topic][1] if number else {}
 
     def close(self) -> None:
         """Close the connection."""

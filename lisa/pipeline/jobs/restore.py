@@ -34,7 +34,7 @@ from lisa.core.model.errors import ConfigError, GroupRemoved, InvalidMessage, Li
 from lisa.core.model.keys import check_id
 from lisa.core.model.sharding import Topic, count_of
 from lisa.core.redis.flow import Flow
-from lisa.core.store import group_removal
+from lisa.core.store import group_removal, limits
 from lisa.core.store.placing import note_restored
 from lisa.core.store.replies import pairs
 from lisa.core.store.reshard import spread
@@ -461,7 +461,7 @@ def _check_journal(store: Store, remainder: Remainder) -> Flow[None]:
 def rebuild(
     store: Store, topic: str, groups: Iterable[str], options: Mapping[str, str]
 ) -> Flow[None]:
-    """Register a topic, and restore its missing options and groups on all shards.
+    """Register a topic, and restore missing options, limits of keys and groups on all shards.
 
     Does not restore a pause, or the marker of a pending group removal, which old archives contain.
     """
@@ -471,12 +471,16 @@ def rebuild(
     lacking = {
         name: value
         for name, value in options.items()
-        if name != "paused" and not group_removal.is_mark(name) and name not in there
+        if name != "paused"
+        and not group_removal.is_mark(name)
+        and not name.startswith(limits.ARCHIVED)
+        and name not in there
     }
     if lacking:
         yield from store.run(Configure(topic, lacking))
     for group in groups:
         yield from store.run(Declare(topic, group, unlimited=True))
+    yield from limits.restore(store, Topic(topic), options)
     yield from spread(store, Topic(topic))
 
 

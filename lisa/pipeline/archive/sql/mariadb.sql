@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS {p}lisa_archive_topics (
   topic varchar(128) NOT NULL,
   entry varchar(48),
   number bigint,
-  options text NOT NULL,
+  options mediumtext NOT NULL,
   "groups" text NOT NULL,
   shard varchar(16) NOT NULL DEFAULT '',
   PRIMARY KEY (topic, shard)
@@ -137,6 +137,7 @@ WHERE table_schema = database() AND table_name = '{p}message_log' AND column_nam
 -- name: ids
 ALTER TABLE {p}message_log MODIFY id varchar(513);
 ALTER TABLE {p}messages MODIFY id varchar(513) NOT NULL;
+ALTER TABLE {p}lisa_archive_topics MODIFY options mediumtext NOT NULL;
 
 -- name: has_ids
 SELECT count(*) FROM information_schema.columns
