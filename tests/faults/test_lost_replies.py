@@ -8,27 +8,34 @@ of any script changes nothing is proved in tests/contract/test_every_script.py.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from lisa import Manager
+from lisa.admin.limits import set_limits
 from lisa.consumer import Consumer
 from lisa.consumer.pull import Delivery, Puller
 from lisa.consumer.settler import SignalSender
 from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.keys import keyed_id
+from lisa.core.model.lanes import KeyLimits
 from lisa.core.model.message import Message
 from lisa.core.model.signals import Signals, everywhere
+from lisa.core.transitions.delivery import Pull
+from lisa.core.transitions.promote import Promote
 from lisa.embedded import EmbeddedServer
-from lisa.producer import Outgoing
+from lisa.producer import Outgoing, Producer
 from tests.consumers import Bench
 from tests.gateways import Gateway
 from tests.producers import Either
 from tests.scripts import all_versions, versions
 from tests.servers import open_store, wait_until
 from tests.torture.proxy import Proxy
+
+T = TypeVar("T")
 
 TOPIC = "orders"
 HOUR = timedelta(hours=1)
@@ -276,3 +283,95 @@ def test_a_lost_read_costs_no_attempt(bench: Bench, proxy: Proxy) -> None:
     assert proxy.lost >= 1
     assert handled == dict.fromkeys(ids, 1)
     assert bench.stat(TOPIC, "garbage") == 0
+
+
+def despite_a_loss(proxy: Proxy, script: str, call: Callable[[], T]) -> T:
+    """The result of a call that loses the first reply of a script, in each of its versions."""
+    lost = proxy.lost
+    lose(proxy, script)
+    result = call()
+    assert proxy.lost > lost
+    return result
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_coalescing_sends_have_the_same_outcome_as_without_the_loss(
+    bench: Bench, proxy: Proxy, kind: str
+) -> None:
+    bench.configure(TOPIC, ack_timeout=HOUR)
+    either = Either(kind, proxy.url("role"))
+    rules: dict[str, tuple[dict[str, Any], str]] = {
+        "debounced": ({"debounce": HOUR, "max_wait": 2 * HOUR}, "replaced"),
+        "throttled": ({"throttle": HOUR}, "updated"),
+        "latest": ({"latest": True, "delay": HOUR}, "updated"),
+    }
+    for key, (options, outcome) in rules.items():
+
+        def send(body: int, key: str = key, options: dict[str, Any] = options) -> tuple[str, str]:
+            call = partial(either.send_one, TOPIC, body, key=key, **options)
+            return tuple(despite_a_loss(proxy, "coalesce", call))
+
+        first, second = keyed_id(key, "~1"), keyed_id(key, "~2")
+        assert send(1) == (first, "accepted")
+        assert send(2) == (first, outcome)
+        lose(proxy, times=0)
+        assert either.fire_key(TOPIC, key) == [(first, "rescheduled")]
+        bench.store.call(Promote(TOPIC))
+        [entry] = bench.store.call(Pull(TOPIC, "lisa", "c", 10)).entries
+        assert entry.id == first
+        assert send(3) == (second, "accepted")
+        assert sorted(one.body for one in either.list_key(TOPIC, key)) == [2, 3]
+    either.close()
+    firsts, seconds = ([keyed_id(key, own) for key in rules] for own in ("~1", "~2"))
+    assert events(bench, "sent") == sorted(firsts + seconds)
+    assert events(bench, "replaced") == sorted(firsts)
+
+
+def test_all_messages_of_a_key_change_once_despite_the_loss(bench: Bench, proxy: Proxy) -> None:
+    with Producer(proxy.url("role")) as producer:
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        ids = [producer.send(TOPIC, 1, key="k", at=at) for _ in range(3)]
+        shift = partial(producer.reschedule_key, TOPIC, "k", shift="1h")
+        assert sorted(despite_a_loss(proxy, "reschedule", shift)) == [
+            (one, "rescheduled") for one in sorted(ids)
+        ]
+        assert {one.due for one in producer.list_key(TOPIC, "k")} == {at + HOUR}
+        cancel = partial(producer.cancel_key, TOPIC, "k")
+        assert sorted(despite_a_loss(proxy, "cancel", cancel)) == [
+            (one, "cancelled") for one in sorted(ids)
+        ]
+        assert producer.list_key(TOPIC, "k") == []
+    assert events(bench, "cancelled") == sorted(ids)
+
+
+def test_limits_of_a_key_change_once_despite_the_loss(bench: Bench, proxy: Proxy) -> None:
+    with closing(open_store(proxy.url("role"))) as store:
+
+        def change(concurrency: int) -> bool:
+            flow = set_limits(store, TOPIC, "k", KeyLimits(concurrency=concurrency))
+            return store.drive(flow)
+
+        assert despite_a_loss(proxy, "limit", partial(change, 1))
+        assert not despite_a_loss(proxy, "limit", partial(change, 1))
+        assert despite_a_loss(proxy, "limit", partial(change, 2))
+    options = bench.store.keys.topic(TOPIC).options
+    assert bench.ask("HGET", options, "lanes_changed") == b"2"
+
+
+def test_a_lane_gives_each_slot_once_despite_the_loss(bench: Bench, proxy: Proxy) -> None:
+    """Of a promotion, and of acks, deferrals and retries."""
+    bench.configure(TOPIC, key_concurrency=2, ack_timeout=HOUR, retry_delays="1h")
+    own = bench.store.keys.topic(TOPIC).group("lisa")
+    with (
+        closing(open_store(proxy.url("role"))) as store,
+        Consumer(proxy.url("role")) as consumer,
+    ):
+        with Producer(bench.url) as producer:
+            producer.send_many(TOPIC, range(8), key="k")
+        despite_a_loss(proxy, "promote", partial(store.call, Promote(TOPIC)))
+        for name, script in (("ack", "ack"), ("defer", "defer"), ("retry", "retry")):
+            [delivery, *_] = consumer.pull(TOPIC, wait=timedelta(seconds=5))
+            act, answer = ANSWERS[name]
+            assert despite_a_loss(proxy, script, partial(act, delivery)) == answer
+            store.call(Promote(TOPIC))
+            assert bench.ask("HLEN", own.entries) == 2
