@@ -1,8 +1,9 @@
 -- coalesce: new -> waiting, or a new body for the message of the same key that no group has begun with.
--- Guarantee: the messages of these sends share two ids of their key, and at most one is unstarted: it
--- has the body of the last send. A message that has begun stays as it is, and the next send takes the
--- other id. Never early: instants are rounded up. What is due keeps its place if its body changes. A
--- repeated call returns the first answer. A call that exceeds the capacity, or max_per_key, writes nothing.
+-- Guarantee: the messages of these sends share two ids of their key, and one of them is unstarted: it has
+-- the body of the last send. A message that has begun stays as it is, and the next send takes the other id.
+-- If it then waits again, the one that is due later gets the bodies of further sends. Never early: instants
+-- are rounded up. What is due keeps its place if its body changes. A repeated call returns the first answer.
+-- A call that exceeds the capacity, or max_per_key, writes nothing.
 -- KEYS  the prelude's, the call's record among them; throttled; then for each message: body and done of
 --       its key's first id, body and done of the second
 -- ARGV  the layout's number, as known to the caller (see enqueue); send token; 1 to leave keys alone
@@ -63,18 +64,21 @@ local function look_at(k)
   return dues[k] and 'unstarted' or stage_of(ids[k], guard) or 'dead', answer
 end
 
+local function due_at(k) return tonumber(dues[k] or due_next(ids[k]) or now) end
+
 -- The id that the sends of a key take; false if the key has no live message here and has to. For an
 -- unstarted message: when it is due, whether it waits, and later the first send of its burst.
 local function choose(k)
   local stage, answer = look_at(k)
   local other, others = look_at(k + 1)
   if only_known and stage == 'free' and other == 'free' and not (answer or others) then return false end
-  if not answer and (others or RANKS[other] < RANKS[stage]) then k, stage, answer = k + 1, other, others end
-  local waits, due = stage == 'unstarted' and dues[k], nil
-  if stage == 'unstarted' then due = tonumber(waits or due_next(ids[k]) or now) end
+  local is_second = RANKS[other] < RANKS[stage]
+  if stage == 'unstarted' and other == stage then is_second = due_at(k + 1) >= due_at(k) end
+  if not answer and (others or is_second) then k, stage, answer = k + 1, other, others end
+  local waits = stage == 'unstarted' and dues[k]
   return {
-    at = BODIES + 2 * k - 2, number = 2 - k % 2, id = ids[k], stage = stage, answer = answer, due = due,
-    waits = waits, waited = waits,
+    at = BODIES + 2 * k - 2, number = 2 - k % 2, id = ids[k], stage = stage, answer = answer,
+    due = stage == 'unstarted' and due_at(k), waits = waits, waited = waits,
   }
 end
 

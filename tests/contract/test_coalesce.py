@@ -207,6 +207,28 @@ def test_a_retry_that_was_deferred_is_due_when_the_burst_is(bench: Bench) -> Non
     assert bench.state()["waiting"] == {ONE: PAST + 60_000}
 
 
+AGAIN = {
+    "released": (G(ready=[Row(ONE, PAST)]), TWO),
+    "deferred": (G(retry={ONE: FAR - 1}), TWO),
+    "deferred for longer": (G(retry={ONE: FAR + 1}), ONE),
+}
+
+
+@EVERY_RULE
+@pytest.mark.parametrize("case", AGAIN)
+def test_if_one_waits_again_the_later_gets_the_last_body(
+    bench: Bench, case: str, rule: str
+) -> None:
+    """The second one was sent while the first was in flight; no body comes after a newer one."""
+    group, later = AGAIN[case]
+    bodies = {ONE: "A-", TWO: "B-"}
+    bench.put(body=bodies, keyed=BOTH, waiting={TWO: FAR}, lisa=group)
+    own_id, outcome = one(bench, rule, "x", "C")
+    mark = "r" if outcome == REPLACED else "b"
+    assert own_id == later.partition("\x1f")[2]
+    assert bench.state()["body"] == {**bodies, later: f"C{mark}x"}
+
+
 @EVERY_RULE
 def test_if_both_have_begun_one_is_replaced(bench: Bench, rule: str) -> None:
     bodies = {ONE: "A-", TWO: "A-"}
