@@ -160,7 +160,9 @@ class Book:
         U call low topic number of due                       the same, with the other's due time
         X call low number                                    a cancel
         R call low number due                                a new due time
-        C call high letters                                  what Redis confirmed, letter by letter
+        C call high letters                                  what Redis confirmed, letter by letter;
+                                                             of a coalesced send, a letter and which
+                                                             of the two ids of its key it took
         E call high settled error                            an error, after `settled`
                                                              confirmations; for HTTP with the
                                                              status code

@@ -72,14 +72,15 @@ class Failure(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A running call: its kind, and its rows (`old`: the one replaced, or the one before of the
-    same key)."""
+    """A running call: its kind, its rows (`old`: the one replaced), and the key of a coalesced
+    send."""
 
     kind: str
     first: int
     size: int
     tried: int
     old: int = -1
+    key: str = ""
 
 
 @dataclass
@@ -172,7 +173,7 @@ class _Sender:
         self.updated: set[int] = set()
         self._number = number
         self._calls: dict[str, Call] = {}
-        self._coalesced: dict[str, int] = {}  # the last row of each key
+        self._coalesced: dict[str, dict[str, int]] = {}  # the rows of each key, by id
 
     def read(self, line: str) -> None:
         kind, call, instant, *rest = line.split("\t")
@@ -187,15 +188,12 @@ class _Sender:
     def _tried(self, kind: str, at: int, rest: list[str]) -> Call:
         if kind == "S":
             topic, number, size, does, dues, ttl, key = rest
-            old = -1
-            if is_coalesced := int(topic) == topic_number(COALESCED):
-                old = self._coalesced.get(key, -1)
-                self._coalesced[key] = _place(number)
-            call = Call("S", _place(number), int(size), at, old)
+            call = Call("S", _place(number), int(size), at)
             self._add(call, int(topic), does, dues, int(ttl))
             self.rows["key"][call.first : call.first + call.size] = int(key)
-            if is_coalesced and old >= 0:
-                self.rows["taken_back"][old] = TakenBack.MAYBE
+            if int(topic) == topic_number(COALESCED):
+                call = call._replace(key=key)
+                self.rows["taken_back"][list(self._of_key(key).values())] = TakenBack.MAYBE
             return call
         if kind in "PU":
             topic, number, replaced, said = rest
@@ -228,14 +226,16 @@ class _Sender:
         if call.kind in "SPUD":
             known = self.rows["confirmed"][call.first : call.first + call.size]
             known[known == 0] = at
-        if call.kind == "S" and self.rows["topic"][call.first] == topic_number(COALESCED):
-            if call.old >= 0:  # a new message: the one before had begun
-                truth = TakenBack.NO if letters == "a" else TakenBack.REPLACED
-                self.rows["taken_back"][call.old] = truth
-            return
-        if call.kind == "S":
+        if call.key:
+            rows, letter, own_id = self._of_key(call.key), letters[0], letters[1:]
+            self.rows["taken_back"][list(rows.values())] = TakenBack.NO
+            if letter != "a" and own_id in rows:
+                self.rows["taken_back"][rows[own_id]] = TakenBack.REPLACED
+            rows[own_id] = call.first
+        elif call.kind == "S":
             told = letters if len(letters) > 1 else letters * call.size
             self.odd |= {call.first + n: letter for n, letter in enumerate(told) if letter != "a"}
+        if call.kind == "S":
             return
         self.changes[call.old] = self.changes[call.old]._replace(ended=at, answer=letters)
         if call.kind == "X":
@@ -247,6 +247,9 @@ class _Sender:
             due = self.rows["due"][call.old] if letters == "u" else self.changes[call.old].due
             self.rows["due"][call.first] = due
             self.updated |= {call.first} if letters == "u" else set()
+
+    def _of_key(self, key: str) -> dict[str, int]:
+        return self._coalesced.setdefault(key, {})
 
     def _failed(self, call: Call, at: int, settled: int, name: str) -> None:
         number = (self._number << 32) + call.first

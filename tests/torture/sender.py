@@ -214,7 +214,7 @@ class Fickle(Sender):
         self._new_key = count(1)
         self._keys = [next(self._new_key) for _ in range(KEYS)]  # of coalesced sends
         self._later: list[tuple[float, int, str, str]] = []
-        self._calls: list[Awaitable[object]] = []
+        self._calls: list[Awaitable[None]] = []
 
     def _now_ms(self) -> int:
         return self._book.clock.now().low // 1000
@@ -299,8 +299,15 @@ class Fickle(Sender):
 
     async def _send_for_key(self, key: int, call: int, outgoing: Outgoing) -> None:
         """A key whose send failed is not used again: it may still arrive, after others."""
-        is_known = await self._note(call, self._outcome(COALESCED, outgoing))
-        self._keys.append(key if is_known else next(self._new_key))
+        try:
+            [report] = await self._producer.send_many(COALESCED, [outgoing])
+        except LisaError as error:
+            self._book.fail(call, error)
+            key = next(self._new_key)
+        else:
+            letter = "f" if report.outcome == Sent.REPLACED_IN_FLIGHT else report.outcome[0]
+            self._book.confirm(call, letter + report.id[-1])
+        self._keys.append(key)
 
     def _go_on(self, story: str, number: int, topic: str) -> None:
         name, delay = own_id(number), self._chance.randint(200, 3_000)
@@ -329,25 +336,22 @@ class Fickle(Sender):
     def _call(self, work: Awaitable[str], kind: str, *fields: object) -> None:
         self._calls.append(self._note(self._book.attempt(kind, *fields), work))
 
-    async def _outcome(self, topic: str, outgoing: Outgoing, mode: str | None = None) -> str:
+    async def _outcome(self, topic: str, outgoing: Outgoing, mode: str) -> str:
         """The outcome of one message: only a bulk call reports it."""
         [report] = await self._producer.send_many(topic, [outgoing], on_duplicate=mode)
         return report.outcome
 
-    async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> bool:
-        """Note the answer; returns whether there was one."""
+    async def _note(self, call: int, work: Awaitable[str], letter: str = "") -> None:
         try:
             said = await work
         except DuplicateMessage:
             self._book.confirm(call, "x")
         except LisaError as error:
             self._book.fail(call, error)
-            return False
         else:
             # Earlier builds say "replaced" of a message that may be in flight.
             held = said == getattr(Sent, "REPLACED_IN_FLIGHT", "replaced")
             self._book.confirm(call, letter or ("f" if held else said[0]))
-        return True
 
 
 def main() -> None:

@@ -41,6 +41,8 @@ a ttl, where nothing expired: send ttl_ms=500
 a ttl, where others were in time: send ttl_ms=500; count expired=1; in_time 10
 the last one of a key: send coalesced key=4; handle 1.1; send coalesced key=4 at_s=2 answer=r
 one that had begun before the next: send coalesced key=4; send coalesced key=4 at_s=1.2; handle 2.3
+one whose place another id took: send coalesced key=4; send coalesced key=4 at_s=0.5 answer=r2;
+    handle 1.6
 discarded, yet not in garbage: send hard do=DISCARD; handle 1.1 DISCARDED
 confirmed before what the server lost: send at_s=1; loss 2 3
 archived, yet not restored: send bulk; archive; loss 0 1
@@ -200,6 +202,9 @@ killed while its handler ran: send; handle 1.1 took_s=none; handle 5.1 attempt=2
 counted before the server lost data: send; loss 1 2; handle 5.1 attempt=2
 pulled, and counted: send http; handle 5.1 attempt=2
 updated: send; update 0.5 +3000; handle 1.1
+a retry that the third replaced: send coalesced key=4 do=RAISE; handle 1.1 FAILED;
+    send coalesced key=4 at_s=0.2 answer=a2; handle 1.25; send coalesced key=4 at_s=1.26 answer=r1;
+    handle 2.3
 one that the next replaced: send coalesced key=4; send coalesced key=4 at_s=0.5 answer=r; handle 1.6
 one that a lost send may have replaced: send coalesced key=4;
     send coalesced key=4 at_s=0.5 answer=none
@@ -352,6 +357,8 @@ class Papers:
         self.before = self.number
         self._begin(topic, str(due), at_s)
         fields = topic_number(topic), self.number, 1, int(Do[do]), due, ttl_ms, key
+        if answer and topic == "coalesced":
+            answer += "1"[len(answer) - 1 :]  # the first of the two ids
         self._call("S", at_s, answer, *fields)
 
     def _begin(self, topic: str, due: str, at_s: float) -> None:
