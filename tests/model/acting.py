@@ -25,10 +25,11 @@ from lisa.core.transitions.garbage import Purge, Requeue
 from lisa.core.transitions.groups import Declare, Undeclare
 from lisa.core.transitions.lease import Extend, Reclaim, Release
 from lisa.core.transitions.promote import Promote
-from lisa.core.transitions.retry import Deferral, Fail, Failure, Postpone
+from lisa.core.transitions.retry import Deferral, Fail, Failed, Failure, Postpone
+from lisa.core.transitions.topic import LimitKeys
 from lisa.core.transitions.upkeep import Expire
 from tests.model.interleaving import TOPIC, Event, answered, makes_roles
-from tests.rows import Item, enqueue
+from tests.rows import Burst, Item, coalesce, enqueue
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ ALL = "*"
 def sender(
     store: Store,
     story: list[Event],
-    ids: str = "a",
+    ids: Sequence[str] = "a",
     *,
     letter: str = "A",
     due: str = PAST,
@@ -62,6 +63,25 @@ def sender(
 
 
 @makes_roles
+def coalescer(
+    store: Store, story: list[Event], letter: str = "A", key: str = "k", times: int = 1
+) -> Flow[None]:
+    """Sends by `latest`; repeatedly if its reply was lost, which returns the same outcome."""
+    body = encode_envelope(letter * 8, "")
+    call = coalesce(TOPIC, letter * 8, [Burst(key, f"l{PAST}", body)], call_id=letter)
+    ((id_, said),) = yield from store.run(call)
+    story.append(("sent", id_, letter, said, PAST))
+    for _ in range(1, times):
+        assert (yield from store.run(call)) == [(id_, said)]
+
+
+@makes_roles
+def limiter(store: Store, _: list[Event], limits: str, key: str = "k") -> Flow[None]:
+    """Sets the limits of a key."""
+    yield from store.run(LimitKeys(TOPIC, "set", {key: limits}))
+
+
+@makes_roles
 def manager(store: Store, story: list[Event], group: str = "lisa") -> Flow[None]:
     """Promotes, expires, reclaims."""
     promoted = yield from store.run(Promote(TOPIC))
@@ -72,7 +92,7 @@ def manager(store: Store, story: list[Event], group: str = "lisa") -> Flow[None]
             for one, said in zip(promoted.expired, ended, strict=True)
             if said in ("expired", "skipped")
         )
-    yield from reclaim(store, group)
+    yield from reclaim(store, story, group)
 
 
 @makes_roles
@@ -83,11 +103,16 @@ def sweeper(store: Store, story: list[Event], id_: str = "a") -> Flow[None]:
         story.append((said.value, id_))
 
 
-def reclaim(store: Store, group: str) -> Flow[None]:
+def reclaim(store: Store, story: list[Event], group: str) -> Flow[None]:
     try:
-        yield from store.run(Reclaim(TOPIC, group, seed=SEED))
+        reclaimed = yield from store.run(Reclaim(TOPIC, group, seed=SEED))
     except GroupRemoved:
         return
+    story.extend(
+        ("dead", moved.id, group)
+        for moved in reclaimed.moved
+        if moved.retried.outcome is Failed.DEAD
+    )
 
 
 @makes_roles
@@ -136,7 +161,9 @@ def settle(
             story.append(("expired", entry.id, name))
         return
     if then == "retry":
-        yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
+        (failed,) = yield from store.run(Fail(TOPIC, group, [Failure(*receipt, "no")], seed=SEED))
+        if failed.outcome is Failed.DEAD:
+            story.append(("dead", entry.id, group))
         return
     if then in ("defer", "wait for its window"):
         busy, outside = Deferral(*receipt, 0, "busy"), Deferral(*receipt, int(FAR), "", int(PAST))

@@ -15,6 +15,7 @@ passes meanwhile. A role that reads the clock itself gets `LATER`.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,14 +29,21 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.redis.flow import Execute, ExecuteMany, Flow, Step
 from lisa.core.store.store import Store
+from lisa.core.transitions.base import LANES
+from lisa.core.transitions.loader import NONE, Features
 from tests.scripts import all_versions
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 TOPIC = "orders"
+COALESCING = "ABC"
+"""The ids of calls that coalesce: a repeated one is answered from the record of the first."""
 LATER = [b"4000000000", b"0"]
 ENTRY = re.compile(r"(?<!\d)\d{13}-\d+(?!\d)")
+PLACE = re.compile(
+    r"(\d{13})(\d{10})(\d{4})(\d{13})"
+)  # of a parked message: see docs/reference/keys.md
 PASSED = re.compile(r"(?<!\d)1[5-9]\d{11}(\d{3})?(?!\d)")  # in these years, in ms or us
 GONE = "gone"
 
@@ -88,6 +96,8 @@ class Explorer:
     witness: Callable[[Moment, Sequence[Event]], None]
     before: tuple[Event, ...] = ()
     """The events before the first call."""
+    features: Features = NONE
+    """Those of the topic."""
     states: int = 0
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _paths: dict[Any, int] = field(default_factory=dict)
@@ -96,7 +106,7 @@ class Explorer:
     def explore(self) -> int:
         """Explore all interleavings; returns their number."""
         self.connection.execute_many([("SCRIPT", "LOAD", one.source) for one in all_versions()])
-        self._reads = reads_of(self.ids, self.groups)
+        self._reads = reads_of(self.ids, self.groups, self.features)
         standing = tuple(self._stand(role, ()) for role in self.roles)
         *_, (dumps, seen) = self._ask([])
         return self._from(Moment(dumps, seen, standing, self.before))
@@ -133,7 +143,9 @@ class Explorer:
     def _stand(self, role: Role, replies: tuple[Any, ...]) -> Standing:
         """Restore a role's progress by replaying its replies."""
         store, story = Store(SimpleNamespace(address=Address()), Keys()), list[Event]()
-        store._groups[TOPIC] = self.groups  # like a role that has been running for a while
+        # Like a role that has been running for a while:
+        store._groups[TOPIC] = self.groups
+        store._features[TOPIC], store._features_since = self.features, time.monotonic()
         flow = one_by_one(role(store, story))
         try:
             step = next(flow)
@@ -199,7 +211,9 @@ def one_by_one(flow: Flow[T]) -> Flow[T]:
     return answered(flow, answer)
 
 
-def reads_of(ids: Sequence[str], groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def reads_of(
+    ids: Sequence[str], groups: Sequence[str], features: Features
+) -> dict[str, tuple[str, ...]]:
     """The read command for each possible key."""
     keys = Keys().topic(TOPIC)
     zsets = [Keys().topics, keys.waiting, keys.expiry, keys.ticks]
@@ -210,6 +224,12 @@ def reads_of(ids: Sequence[str], groups: Sequence[str]) -> dict[str, tuple[str, 
         zsets += [own.retry, own.garbage, own.leases]
         hashes += [own.entries, own.attempts, own.reasons]
         streams.append(own.ready)
+    if LANES in features:
+        hashes += [keys.keyed, keys.limits]
+        strings += map(keys.reply, COALESCING)
+        for lanes in map(keys.lanes, groups):
+            zsets += [lanes.queues, lanes.turns, lanes.closed]
+            hashes += [lanes.lanes, lanes.parked]
     return {
         **{key: ("GET", key) for key in strings},
         **{key: ("HGETALL", key) for key in hashes},
@@ -255,7 +275,7 @@ def _plain(value: Any, entries: dict[str, str]) -> Any:
     if isinstance(value, bytes | int | Exception) and not isinstance(value, bool):
         text = value.decode() if isinstance(value, bytes) else str(value)
         text = ENTRY.sub(lambda found: entries.get(found[0], GONE), text)
-        return PASSED.sub("passed", text)
+        return PASSED.sub("passed", PLACE.sub(r"\1 \2 \3 \4 ", text))
     return value
 
 

@@ -1,6 +1,6 @@
 """Whether a history is valid: the answers about each message, and what is left of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from lisa.core.redis.flow import Flow, Pause, Step, drive
 from lisa.core.store import group_removal
 from lisa.core.store.store import SyncStore
 from lisa.core.transitions.enqueue import Sent
+from tests.model import lanes
 from tests.model.acting import ALL, FAR, consumer, declarer, finisher, manager
 from tests.model.interleaving import TOPIC, Event, Moment, answered, pairs
 
@@ -21,8 +22,12 @@ ENDS = ("cancelled", "expired", "skipped")
 class Judge:
     """Judges each state as if all roles were killed there and others finished the work."""
 
-    def __init__(self, store: SyncStore, groups: Sequence[str]) -> None:
+    def __init__(
+        self, store: SyncStore, groups: Sequence[str], lanes: Mapping[str, str] | None = None
+    ) -> None:
+        """lanes: the topic's options of lanes; None if it has no lanes."""
         self._store = store
+        self._lanes = lanes
         self._keys = store.keys.topic(TOPIC)
         self._groups = groups
 
@@ -33,6 +38,8 @@ class Judge:
             assert not half_removed(self._keys, moment), "a removal is through, and has not ended"
         declared = check_groups(self._keys, self._groups, moment)
         check_places(self._keys, declared, moment)
+        if self._lanes is not None:
+            check_slots(lanes.read(self._store, declared))
         story = list(moment.history)
         if declared != set(self._groups):
             self._work(story)
@@ -42,6 +49,9 @@ class Judge:
             if not self._is_work_left():
                 break
         self._check(story)
+        if self._lanes and "order" in self._lanes:
+            for group in self._groups:
+                check_order(story, group)
 
     def witness(self, before: Moment, told: Sequence[Event]) -> None:
         """Check that the answers were true at that instant."""
@@ -80,6 +90,7 @@ class Judge:
         asked: list[tuple[str, ...]] = [("ZCOUNT", self._keys.waiting, "-inf", f"({FAR}")]
         for keys in map(self._keys.group, self._groups):
             asked += [("HLEN", keys.entries), ("ZCOUNT", keys.retry, "-inf", f"({FAR}")]
+        asked += [("HLEN", self._keys.lanes(group).parked) for group in self._groups]
         return any(self._store.drive(self._store.commands(asked)))
 
     def _check(self, story: list[Event]) -> None:
@@ -102,8 +113,10 @@ class Judge:
                 ("ZRANGE", keys.retry, "0", "-1"),  # until a window opens
                 ("HKEYS", keys.attempts),
             ]
+        asked += [("HLEN", self._keys.lanes(group).parked) for group in self._groups]
         replies = self._store.drive(self._store.commands(asked))
-        of_groups = replies[3 * len(ends) :]
+        of_groups = replies[3 * len(ends) : -len(self._groups)]
+        assert not any(replies[-len(self._groups) :]), "parked for ever"
         kept = {one.decode() for some in of_groups[3::6] + of_groups[4::6] for one in some}
         left = of_groups[::6] + of_groups[1::6] + of_groups[2::6]
         assert not any(left), f"left in groups: {of_groups}"
@@ -197,11 +210,34 @@ def places_in(keys: TopicKeys, group: str, moment: Moment) -> set[bytes]:
     own = keys.group(group)
     places = [
         id_
-        for key in (own.entries, own.retry, own.garbage)
+        for key in (own.entries, own.retry, own.garbage, keys.lanes(group).parked)
         for id_ in moment.seen.get(key, [])[::2]
     ]
     assert len(set(places)) == len(places), f"in two places: {places}"
     return set(places)
+
+
+def check_slots(seen: lanes.Snapshot) -> None:
+    """Check each lane's slots, and that its counters are right."""
+    for group in seen.groups.values():
+        lanes.check_counts(group)
+        lanes.check_slots(seen, group, group.entries)
+
+
+LET_GO = ("cancelled", "rescheduled", "expired", "sent")
+LET_GO_BY = ("settled", "dead", "purged")
+
+
+def check_order(story: Sequence[Event], group: str) -> None:
+    """Check that what a group has begun of a key was not overtaken until its end."""
+    held: dict[str, str] = {}
+    for what, id_, *rest in story:
+        key, own_id = lanes.parts_of(id_)
+        if what == "handed" and rest[1] == group:
+            assert held.get(key, own_id) == own_id, f"{id_} overtook {held[key]}: {story}"
+            held[key] = own_id
+        elif held.get(key) == own_id and (what in LET_GO or (group in rest and what in LET_GO_BY)):
+            del held[key]
 
 
 def left_in(keys: TopicKeys, moment: Moment) -> set[bytes]:
@@ -219,7 +255,9 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
     life = Life(
         after(about[:begins], set(groups)), is_far=due == FAR and outcome is not Sent.UPDATED
     )
-    for event in about[begins:]:
+    anew = ((n, one) for n, one in enumerate(about) if n > begins and is_new(one))
+    ends = [n for n, one in anew if one[2] != token and one[3] is Sent.ACCEPTED]
+    for event in about[begins : ends[0] if ends else None]:
         what = event[0]
         assert what != "unknown", "unknown, though it had been sent"
         if is_new(event) and event[2] != token:

@@ -266,15 +266,7 @@ class Judge:
         self.before = after
 
     def _check_limits(self, after: Snapshot, was: Group, group: Group) -> None:
-        used, most_of_group = group.used(), group.rules.concurrency
-        new = Counter(parts_of(one)[0] for one in group.entries.keys() - was.entries.keys())
-        for key in new:
-            most, _ = after.limit_of(group, key)
-            assert most is None or used[key] <= most, f"{key}: {used[key]} slots of {most}"
-            pair = {keyed_id(key, own) for own in COALESCED_IDS}
-            assert not key or not pair <= group.entries.keys(), "two coalesced messages at once"
-        if new and most_of_group is not None:
-            assert used.total() <= most_of_group, f"{used.total()} slots of {most_of_group}"
+        check_slots(after, group, group.entries.keys() - was.entries.keys())
 
     def _check_order(self, was: Group, group: Group) -> None:
         """What was parked in this step has its place, and what passed was the first of its lane."""
@@ -372,6 +364,19 @@ def check_places(after: Snapshot) -> None:
         assert not after.waiting.keys() & set(places), "waiting, and owed"
         owed |= set(places)
     assert owed | after.waiting.keys() == after.live
+
+
+def check_slots(after: Snapshot, group: Group, new: Iterable[str]) -> None:
+    """Entries that came since the limits were set are within these."""
+    used, most_of_group = group.used(), group.rules.concurrency
+    keys = {parts_of(one)[0] for one in new}
+    for key in keys:
+        most, _ = after.limit_of(group, key)
+        assert most is None or used[key] <= most, f"{key}: {used[key]} slots of {most}"
+        pair = {keyed_id(key, own) for own in COALESCED_IDS}
+        assert not key or not pair <= group.entries.keys(), "two coalesced messages at once"
+    if keys and most_of_group is not None:
+        assert used.total() <= most_of_group, f"{used.total()} slots of {most_of_group}"
 
 
 def check_counts(group: Group) -> None:

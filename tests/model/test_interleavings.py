@@ -1,24 +1,30 @@
 """Every order in which the calls of a few roles can follow each other, for small cases."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from lisa.core.model.keys import Keys
+from lisa.core.model.keys import COALESCED_IDS, Keys, keyed_id
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
+from lisa.core.transitions.base import LANES
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.groups import Declare
+from lisa.core.transitions.loader import NONE
 from lisa.core.transitions.topic import Configure
 from lisa.embedded import EmbeddedServer
 from tests.model.acting import (
     FAR,
     canceller,
+    coalescer,
     consumer,
     declarer,
     finisher,
+    limiter,
     manager,
     purger,
     remover,
@@ -42,8 +48,10 @@ class Case:
     """Roles that run together, after a message was sent if `sent` and went through `before`."""
 
     roles: tuple[Role, ...]
-    ids: str = "a"
+    ids: Sequence[str] = "a"
     groups: tuple[str, ...] = ("lisa",)
+    lanes: Mapping[str, str] | None = None
+    """The options of lanes, if the topic has lanes."""
     sent: Role | None = A_SEND
     before: tuple[Role, ...] = ()
     retry_delays: str = AT_ONCE
@@ -62,6 +70,22 @@ G_AND_H_FAILS = (consumer("c1", "g"), consumer("c2", "h", then="retry"))
 def team(then: str) -> tuple[Role, ...]:
     """Two managers and two consumers, of which one does this with its delivery."""
     return (manager(), manager(), consumer("c1", then=then), consumer("c2"))
+
+
+ONE, OTHER = keyed_id("k", "a"), keyed_id("k", "b")
+BOTH = (ONE, OTHER)
+ORDER = {"order": "continue"}
+FIRST, SECOND = (keyed_id("k", own) for own in COALESCED_IDS)
+
+
+def of_a_key(*roles: Role, lanes: Mapping[str, str], **options: Any) -> Case:
+    """Roles on a topic with lanes, in which two messages of a key were sent."""
+    return Case(roles, ids=BOTH, sent=sender(BOTH), lanes=lanes, **options)
+
+
+def coalescing(*roles: Role, **options: Any) -> Case:
+    """Roles that send for a key by `latest`, and others."""
+    return Case(roles, ids=(FIRST, SECOND), lanes={}, **{"sent": coalescer(), **options})
 
 
 CASES = {
@@ -127,7 +151,47 @@ CASES = {
         (consumer("c1", "h"), remover("g"), declarer("g"), REPLACER_FOR_LATER), groups=("g", "h")
     ),
 }
+CASES |= {
+    "two of a key in order": of_a_key(manager(), *CONSUMERS, canceller(BOTH), lanes=ORDER),
+    "a failing one in order": of_a_key(*team("retry"), lanes=ORDER),
+    "a deferred one in order": of_a_key(*team("defer"), canceller((ONE,)), lanes=ORDER),
+    "one in order, put off": of_a_key(
+        manager(), *CONSUMERS, rescheduler(FAR, ONE), lanes=ORDER
+    ),
+    "one in order that dies": of_a_key(
+        *team("retry"), requeuer(id_=ONE), lanes=ORDER, retry_delays=""
+    ),
+    "one slot for a key": of_a_key(*team("ack twice"), lanes={"key_concurrency": "1"}),
+    "one slot for a key, then two": of_a_key(
+        manager(), *CONSUMERS, limiter("concurrency=2"), lanes={"key_concurrency": "1"}
+    ),
+    "one slot, and another message of the same id": of_a_key(
+        manager(), *CONSUMERS, sender((ONE,), letter="B", mode=OnDuplicate.REPLACE),
+        lanes={"concurrency": "1"},
+    ),
+    "two groups, each with its order": of_a_key(
+        manager("g"), *G_AND_H, canceller((ONE,)), groups=("g", "h"), lanes=ORDER
+    ),
+    "sends that coalesce": coalescing(manager(), *CONSUMERS, coalescer("B", times=2)),
+    "the first sends that coalesce": coalescing(
+        coalescer(times=2), coalescer("B"), manager(), consumer("c1"), sent=None
+    ),
+    "three sends that coalesce, of which one fails": coalescing(
+        manager(), consumer("c1", then="retry"), coalescer("B"), coalescer("C")
+    ),
+    "sends that coalesce, and a cancel": coalescing(
+        manager(), consumer("c1"), coalescer("B"), canceller((FIRST, SECOND))
+    ),
+    "three sends that coalesce, of which one is deferred": coalescing(
+        manager(), consumer("c1", then="defer"), consumer("c2"), coalescer("B"), coalescer("C")
+    ),
+    "sends that coalesce in two groups": coalescing(
+        manager("g"), *G_AND_H, coalescer("B"), groups=("g", "h")
+    ),
+}  # fmt: skip
 SHORT = {
+    "one in order, put off",
+    "the first sends that coalesce",
     "a due time brought forward",
     "a group removed and declared again",
     "a group removed and declared again, a message cancelled",
@@ -138,6 +202,9 @@ SHORT = {
     "another message of the same id",
 }
 LONG = {
+    "a deferred one in order",
+    "one in order that dies",
+    "one slot for a key",
     "a cancel of what is being sent",
     "a group removed and added again",
     "a group removed by two, and declared again",
@@ -157,8 +224,11 @@ def test_every_interleaving(valkey_server: EmbeddedServer, name: str) -> None:
         store.call(Configure(TOPIC, {"ack_timeout": "0", "retry_delays": case.retry_delays}))
         for group in case.groups:
             store.call(Declare(TOPIC, group))
+        if case.lanes is not None:
+            store.call(Configure(TOPIC, {"lanes": "1", **case.lanes}))
         for role in (*filter(None, [case.sent]), *case.before):
             store.drive(role(store, history))
-        judge = Judge(store, case.groups)
-        told = (judge, judge.witness, tuple(history))
+        judge = Judge(store, case.groups, case.lanes)
+        features = NONE if case.lanes is None else frozenset({LANES})
+        told = (judge, judge.witness, tuple(history), features)
         assert Explorer(store.connection, case.roles, case.ids, case.groups, *told).explore() > 1
