@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.model.stage", "tests.model.lanes")
+pytest.register_assert_rewrite("tests.model.stage", "tests.model.lanes", "tests.model.coalescing")

@@ -4,7 +4,13 @@ Times are in the past, now, an hour away or far ahead, so that nothing depends o
 steps.
 """
 
+import os
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from lisa.core.model.keys import keyed_id
 from tests.model.scheduling import Made
@@ -17,6 +23,35 @@ OCCURRENCES = ("e@1", "e@2")
 
 KEYED = tuple(keyed_id(key, own_id) for key, own_id in ("ka", "kb", "la"))
 """Ids of messages with keys, two of them with the same one."""
+
+STEPS = 3_000
+
+
+def run_machine(
+    kind: type[RuleBasedStateMachine], steps_of_one_run: int, *phases: Phase, **attributes: Any
+) -> Counter[str]:
+    """Run a machine with these class attributes, and return what it has `seen`.
+
+    It takes some thousands of steps, the same each time, or LISA_MODEL_STEPS, different each time.
+    """
+    wanted = int(os.environ.get("LISA_MODEL_STEPS", "0"))
+    seen: Counter[str] = Counter()
+    run_state_machine_as_test(
+        type("Machine", (kind,), {"seen": seen, **attributes}),
+        settings=settings(
+            max_examples=max(1, (wanted or STEPS) // steps_of_one_run),
+            stateful_step_count=steps_of_one_run,
+            derandomize=not wanted,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            phases=phases,
+            report_multiple_bugs=False,
+        ),
+    )
+    return seen
+
 
 topics = st.sampled_from(["plain", "pair", "told"])
 groups = st.sampled_from(["g", "h"])

@@ -6,24 +6,22 @@ everything is handled by a manager that calls exactly when it was told to, and c
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from lisa.core.model.envelope import encode_envelope, fence_of
-from lisa.core.model.keys import Keys, keyed_id
+from lisa.core.model.keys import COALESCED_IDS, Keys, keyed_id
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection
 from lisa.core.store.store import SyncStore
@@ -41,6 +39,8 @@ from lisa.core.transitions.topic import Configure, LimitKeys
 from lisa.core.transitions.upkeep import Expire
 from lisa.testing.clocked_server import ClockedServer
 from tests.contract.bench import TOPIC
+from tests.model.coalescing import Coalescing
+from tests.model.draws import STEPS, run_machine
 from tests.model.lanes import Judge, Snapshot, read
 from tests.rows import Burst, Item, coalesce, enqueue
 from tests.servers import no_clock
@@ -48,7 +48,6 @@ from tests.servers import no_clock
 pytestmark = pytest.mark.skipif(no_clock() is not None, reason=str(no_clock()))
 
 STEPS_OF_ONE_RUN = 60
-STEPS = 3_000
 GROUPS = ("g", "h")
 ACK_TIMEOUT_MS = 10_000
 START_US = 1_790_000_000_000_000
@@ -62,6 +61,14 @@ names = st.builds(
     st.sampled_from("1234"),
 )
 batches = st.lists(names, min_size=1, max_size=4, unique=True)
+coalesced = st.builds(keyed_id, st.sampled_from("ab"), st.sampled_from(COALESCED_IDS))
+targets = st.lists(st.one_of(names, names, coalesced), min_size=1, max_size=4, unique=True)
+rules = ["d500,2000", "d500,2000", "d1500,", "t1000", "t300", "l+0", "l+700"]
+bursts = st.lists(
+    st.tuples(st.sampled_from("aab"), st.sampled_from(rules), st.sampled_from([None, None, 2_000])),
+    min_size=1,
+    max_size=3,
+)
 groups = st.sampled_from(GROUPS)
 dues = st.sampled_from(["+0", "+0", "+0", "+500", "+3000", "1000"])
 policies = st.sampled_from([None, None, "*;;3,", "0,1000;;,2000", "*;;20,0"])
@@ -114,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         for group in GROUPS:
             store.call(Declare(TOPIC, group))
         store.call(Configure(TOPIC, {"lanes": "1", "ack_timeout": str(ACK_TIMEOUT_MS)}))
-        self.judge = Judge(self.look())
+        self.judge, self.coalescing = Judge(self.look()), Coalescing(store)
         for option in first:
             self.configure(option)
 
@@ -148,17 +155,30 @@ class Machine(RuleBasedStateMachine):
         token = f"{self.sends:08d}"
         self.call(enqueue(TOPIC, token, [Item(name, due, encode_envelope(token, 1), 2_000, None)]))
 
-    @rule(key=st.sampled_from("ab"), what=st.sampled_from(["d500,2000", "t1000", "l+0"]))
-    def send_coalescing(self, key: str, what: str) -> None:
+    @rule(sent=bursts, times=st.sampled_from([1, 1, 2]))
+    def send_coalescing(self, sent: list[tuple[str, str, int | None]], times: int) -> None:
+        """Repeatedly if the reply was lost."""
         self.sends += 1
         token = f"{self.sends:08d}"
-        self.call(coalesce(TOPIC, token, [Burst(key, what, encode_envelope(token, 1))]))
+        items = [
+            Burst(key, what, encode_envelope(token, n), ttl_ms)
+            for n, (key, what, ttl_ms) in enumerate(sent)
+        ]
+        call = coalesce(TOPIC, token, items)
+        slots = self.coalescing.look(self.judge.before, items)
+        outcomes = self.call(call)
+        for _ in range(1, times):
+            assert self.call(call) == outcomes
+        self.is_sound = False
+        self.coalescing.judge(slots, items, outcomes, self.judge.before)
+        self.is_sound = True
+        self.seen.update(f"coalesced: {one.outcome}" for one in outcomes)
 
-    @rule(batch=batches)
+    @rule(batch=targets)
     def cancel(self, batch: list[str]) -> None:
         self.call(Cancel(TOPIC, batch))
 
-    @rule(batch=batches, due=dues)
+    @rule(batch=targets, due=dues)
     def reschedule(self, batch: list[str], due: str) -> None:
         self.call(Reschedule(TOPIC, [(one, due) for one in batch]))
 
@@ -245,7 +265,7 @@ class Machine(RuleBasedStateMachine):
         self.move_clock(ACK_TIMEOUT_MS + 1)
         self.reclaim(group)
 
-    @rule(batch=batches)
+    @rule(batch=targets)
     def expire(self, batch: list[str]) -> None:
         self.call(Expire(TOPIC, batch))
 
@@ -256,6 +276,7 @@ class Machine(RuleBasedStateMachine):
     def set_clock(self, now_us: int) -> None:
         self.now_us = now_us
         self.server.set_time(now_us)
+        self.coalescing.follow_clock(now_us // 1000)
         self.judge.judge(self.look())
 
     # Operators
@@ -268,11 +289,11 @@ class Machine(RuleBasedStateMachine):
     def limit(self, key: str, group: str, text: str) -> None:
         self.call(LimitKeys(TOPIC, "set", {group + key: text}))
 
-    @rule(group=groups, batch=batches)
+    @rule(group=groups, batch=targets)
     def requeue(self, group: str, batch: list[str]) -> None:
         self.call(Requeue(TOPIC, group, batch))
 
-    @rule(group=groups, batch=batches)
+    @rule(group=groups, batch=targets)
     def purge(self, group: str, batch: list[str]) -> None:
         self.call(Purge(TOPIC, group, batch))
 
@@ -328,22 +349,9 @@ def server() -> Iterator[ClockedServer]:
 
 
 def test_lanes_hold_and_forget_nothing(server: ClockedServer) -> None:
-    wanted = int(os.environ.get("LISA_MODEL_STEPS", "0"))
-    seen: Counter[str] = Counter()
     store = SyncStore(Connection(Address(server.url)), Keys())
-    run_state_machine_as_test(
-        type("Machine", (Machine,), {"server": server, "store": store, "seen": seen}),
-        settings=settings(
-            max_examples=max(1, (wanted or STEPS) // STEPS_OF_ONE_RUN),
-            stateful_step_count=STEPS_OF_ONE_RUN,
-            derandomize=not wanted,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-            phases=[Phase.generate],  # to shrink a failure takes minutes
-            report_multiple_bugs=False,
-        ),
-    )
+    phases = [Phase.generate]  # to shrink a failure takes minutes
+    seen = run_machine(Machine, STEPS_OF_ONE_RUN, *phases, server=server, store=store)
     store.close()
     assert seen.total() >= STEPS // 2
+    assert {"coalesced: accepted", "coalesced: replaced", "coalesced: updated"} <= seen.keys()

@@ -5,40 +5,24 @@ some thousands of steps, the same each time; `LISA_MODEL_STEPS=100000 pytest tes
 that many, different each time. Random steps may miss a rare answer, so a tour reaches each one.
 """
 
-import os
 from collections import Counter
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.core.transitions.lease import Begun
 from lisa.embedded import EmbeddedServer
-from tests.model.draws import FAR, HOUR, OVERLAPS
+from tests.model.draws import FAR, HOUR, OVERLAPS, run_machine
 from tests.model.machine import Machine
 from tests.model.scheduling import Made
 from tests.model.sending import Outgoing
 
 STEPS_OF_ONE_RUN = 50
-STEPS = 3_000
 
 
 def test_the_queue_is_as_the_model_says(valkey_server: EmbeddedServer) -> None:
-    wanted = int(os.environ.get("LISA_MODEL_STEPS", "0"))
-    seen: Counter[str] = Counter()
-    run_state_machine_as_test(
-        type("Machine", (Machine,), {"url": valkey_server.url, "seen": seen}),
-        settings=settings(
-            max_examples=max(1, (wanted or STEPS) // STEPS_OF_ONE_RUN),
-            stateful_step_count=STEPS_OF_ONE_RUN,
-            derandomize=not wanted,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-            phases=[Phase.generate, Phase.shrink],
-        ),
-    )
+    phases = Phase.generate, Phase.shrink
+    seen = run_machine(Machine, STEPS_OF_ONE_RUN, *phases, url=valkey_server.url)
     assert seen["steps"] >= 2_000
 
 
