@@ -21,6 +21,7 @@ from benchmarks.comparison.lisa_measures import (
     busy_topics,
     help_page,
     idle,
+    limits,
     side_by_side,
 )
 from benchmarks.comparison.measures import measure_peer
@@ -34,7 +35,7 @@ BUILD = Path("build") / "bench"
 
 FURTHER = {
     module.NAME: module.measure
-    for module in (burst, idle, busy_topics, backlog, side_by_side, help_page)
+    for module in (burst, idle, busy_topics, backlog, side_by_side, limits, help_page)
 }
 """The measures of Lisa that `benchmarks.bench` does not take, in running order."""
 

@@ -37,6 +37,7 @@ class Peer:
     kind: `python` or `node`.
     needs: programs that must be on PATH.
     server: `redis`, or `none` if the peer has its own server.
+    limits: whether its program can limit the rate.
     skip: reasons, by measure, why a measure does not apply.
     """
 
@@ -45,6 +46,7 @@ class Peer:
     kind: str
     needs: tuple[str, ...] = ()
     server: str = "redis"
+    limits: bool = False
     skip: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -60,6 +62,7 @@ class Peer:
             kind,
             tuple(settings.get("needs", ())),
             settings.get("server", "redis"),
+            settings.get("limits", False),
             dict(settings.get("skip", {})),
         )
 
@@ -78,10 +81,14 @@ def find(folder: Path) -> list[Peer]:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A peer with its environment, ready to run."""
+    """A peer with its environment, ready to run.
+
+    limit: how many messages its workers may start per second; 0 for no limit.
+    """
 
     peer: Peer
     environment: Path
+    limit: int = 0
 
     def command(self, *arguments: str) -> Sequence[str]:
         """The command line of a peer's command."""
@@ -98,6 +105,7 @@ class Installed:
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
             "BENCH_ENVIRONMENT": str(self.environment),
+            "BENCH_LIMIT": str(self.limit),
             **given,
         }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from benchmarks.bench.measures import (
     BULK_SEND,
@@ -25,8 +27,9 @@ from benchmarks.bench.work import Drained
 from benchmarks.bench.work import drain as drain_once
 from benchmarks.bench.work import paced as paced_once
 from benchmarks.comparison.environments import Installed
+from benchmarks.comparison.lisa_measures import limits
 from benchmarks.comparison.sizes import PeerSizes
-from benchmarks.comparison.workers import Senders, peer_at_work
+from benchmarks.comparison.workers import PeerAtWork, Senders, peer_at_work
 
 PROBE = 500
 SLOWEST = 50.0
@@ -50,6 +53,7 @@ def measure_peer(run: Run, installed: Installed, only: Sequence[str], sizes: Pee
         MEMORY: measuring.memory,
         DRAIN: measuring.drain,
         LATENESS: measuring.lateness,
+        limits.NAME: measuring.limits,
     }
     for measure, step in steps.items():
         if only and measure not in only:
@@ -148,6 +152,23 @@ class _Measuring:
                 head_s = self._head_s(count) + count / rate
                 late_us = paced_once(work, count, rate, head_s).lateness_us
             self._run.results.add_lateness(LATENESS, self._name, late_us, label)
+
+    def limits(self) -> None:
+        if not self._installed.peer.limits:
+            raise Fault("its program does not limit the rate")
+        self._drain(self._most(PROBE), SLOWEST)  # for the time that sending takes
+        count = self._most(self._sizes.limited)
+        for _ in self._run.repeats(f"{self._name}: limits", most=self._sizes.repeats):
+            limits.take_limits(self._run, self._name, self._limited, count, self._head_s)
+
+    @contextmanager
+    def _limited(self, limit: int, count: int) -> Iterator[PeerAtWork]:
+        installed = replace(self._installed, limit=limit)
+        with (
+            fresh_server() as server,
+            peer_at_work(installed, server, count, SLOWEST) as work,
+        ):
+            yield work
 
     def _add(self, measure: str, what: str, value: float, unit: str) -> None:
         self._run.results.add(measure, self._name, what, value, unit)

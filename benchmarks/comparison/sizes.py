@@ -36,6 +36,7 @@ class FurtherSizes:
     promoted: messages promoted before each backlog.
     side_by_side: numbers of managers, each with as many consumers.
     busy_topics: see `BusyTopics`.
+    limited: messages of a limited rate.
     """
 
     burst: int = 50_000
@@ -49,6 +50,7 @@ class FurtherSizes:
         BusyTopics(10, 5_000, 10.0, 0.002),
         BusyTopics(1_000, 1_000, 20.0, 0.1, repeats=2),
     )
+    limited: int = 2_000
 
     @classmethod
     def of(cls, mode: str) -> FurtherSizes:
@@ -60,6 +62,7 @@ class FurtherSizes:
                 promoted=5_000,
                 side_by_side=(),
                 busy_topics=(BusyTopics(10, 1_000, 3.0, 0.002),),
+                limited=500,
             )
         return cls(waiting=(10_000, 1_000_000, 10_000_000)) if mode == "long" else cls()
 
@@ -75,6 +78,7 @@ class FurtherSizes:
             promoted=max(20, int(self.promoted * scale)),
             side_by_side=self.side_by_side[:2],
             busy_topics=(BusyTopics(3, 100, max(0.2, 5 * scale), 0.002),),
+            limited=max(20, int(self.limited * scale)),
         )
 
 
@@ -86,12 +90,14 @@ class PeerSizes:
     most: maximum number of messages in one measurement.
     seconds: how long a measurement should keep the peer busy.
     start_seconds: maximum start time of a sending process on a busy machine.
+    limited: see `FurtherSizes`.
     """
 
     repeats: int = 2
     most: int = 100_000
     seconds: float = 3.0
     start_seconds: float = 4.0
+    limited: int = 2_000
 
     @classmethod
     def of(cls, mode: str) -> PeerSizes:
@@ -107,4 +113,5 @@ class PeerSizes:
             most=max(20, int(self.most * scale)),
             seconds=max(0.2, self.seconds * scale),
             start_seconds=max(2.0, self.start_seconds * scale),
+            limited=max(20, int(self.limited * scale)),
         )

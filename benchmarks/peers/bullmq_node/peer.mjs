@@ -17,6 +17,7 @@ const BATCH = 500;
 const FLUSH_MS = 20;
 const PROCESSES = 1;
 const CONCURRENCY = 100;
+const LIMIT = Number(process.env.BENCH_LIMIT ?? 0);
 
 const redis = new URL(process.env.BENCH_REDIS_URL ?? "redis://127.0.0.1:6379/0");
 const connection = {
@@ -99,6 +100,7 @@ async function worker() {
     connection,
     concurrency: CONCURRENCY, // jobs wait for Redis only; the documentation says 100 to 300 for such
     removeOnComplete: { count: 0 }, // nothing is kept of what is done
+    limiter: LIMIT ? { max: LIMIT, duration: 1000 } : undefined,
   });
   running.on("error", (error) => console.error(error));
   await running.waitUntilReady();
