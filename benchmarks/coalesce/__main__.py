@@ -24,20 +24,26 @@ from benchmarks.bench.results import Fault
 from benchmarks.bench.server import BenchServer, fresh_server
 from benchmarks.bench.work import GROUP, QUIET, TOPIC, WorkProcesses, store_on
 from benchmarks.table import Figures, Row, show
-from lisa import AsyncProducer, Producer
+from lisa import AsyncProducer, Outgoing, Producer
 from lisa.admin.groups import add
 
 QUIET_MS, MOST_MS = 300, 800
 PERIOD_S, SHARE = 4.0, 0.25
-TICK_S = 0.01
+TICK_S = 0.002
+"""How often the sender wakes. With 10 ms, messages would fall due just when it sends again, because
+both times are multiples of that.
+"""
 PATIENCE_S = 30.0
 FIRST = "first"
 """The key of a message that shows that the roles run."""
 
+PLAIN, PLAIN_RATE = "plain", 100
+"""A topic of messages without a key, for comparison, and how many of them are due per second."""
+
 
 ROWS = (
     Row("coalesce", "sends per second", lambda f: f["rate"]),
-    Row("coalesce", "Redis: us per send", lambda f: f["redis_us"]),
+    Row("coalesce", "Redis: us per send, all work included", lambda f: f["redis_us"]),
     Row("coalesce", "bursts", lambda f: f["bursts"]),
     Row("coalesce", "handlings per burst, least", lambda f: f["least"], at_least=1),
     Row("coalesce", "handlings per burst, most", lambda f: f["most"], at_most=1),
@@ -51,6 +57,8 @@ ROWS = (
     Row("coalesce", "ms due after max_wait, most", lambda f: f["excess"], at_most=1),
     Row("coalesce", "ms from due to handler, p50", lambda f: f["p50"]),
     Row("coalesce", "ms from due to handler, p99", lambda f: f["p99"]),
+    Row("coalesce", "the same of messages without a key, p50", lambda f: f["plain_p50"]),
+    Row("coalesce", "the same of messages without a key, p99", lambda f: f["plain_p99"]),
 )
 
 
@@ -107,8 +115,17 @@ async def send_all(url: str, count: int, keys: int, rate: int) -> list[Sent]:
     return sent
 
 
+def send_plain(url: str, seconds: float) -> int:
+    """Send messages without a key that fall due from now on; returns how many."""
+    chosen, count, first_ms = random.Random(7), round(PLAIN_RATE * seconds), now_ms() + 500
+    with Producer(url) as producer:
+        dues = (first_ms + int(1000 * seconds * chosen.random()) for _ in range(count))
+        producer.send_many(PLAIN, [Outgoing({"n": 0}, at_ms=due_ms) for due_ms in dues])
+    return count
+
+
 def read(folder: Path) -> dict[str, list[Handled]]:
-    """The handlings of each key, in order."""
+    """The handlings of each key, in order; those of messages without one as of the key `plain`."""
     found: dict[str, list[Handled]] = defaultdict(list)
     for path in folder.glob("*.handled"):
         for line in path.read_text("ascii").splitlines():
@@ -147,6 +164,7 @@ def judge(sent: Sequence[Sent], handled: dict[str, list[Handled]]) -> Figures:
                 early.append(ends_ms - one.at_us // 1000)
                 excess.append(one.due_ms - burst[0].after_ms - MOST_MS)
     centiles = quantiles(late, n=100)
+    plain = quantiles((one.at_us / 1000 - one.due_ms for one in handled[PLAIN]), n=100)
     return {
         "bursts": len(counts),
         "least": min(counts),
@@ -156,6 +174,8 @@ def judge(sent: Sequence[Sent], handled: dict[str, list[Handled]]) -> Figures:
         "excess": max(excess),
         "p50": centiles[49],
         "p99": centiles[98],
+        "plain_p50": plain[49],
+        "plain_p99": plain[98],
     }
 
 
@@ -173,18 +193,20 @@ def measure(server: BenchServer, count: int, keys: int, rate: int) -> Figures:
     """Send, wait until all bursts are handled, and compare. Raises Fault."""
     with ExitStack() as stack:
         with closing(store_on(server)) as store:
-            store.drive(add(store, TOPIC, GROUP))
-        work = WorkProcesses(server, stack, (TOPIC,))
+            for topic in (TOPIC, PLAIN):
+                store.drive(add(store, topic, GROUP))
+        work = WorkProcesses(server, stack, (TOPIC, PLAIN))
         work.start("manager", "lisa.cli.manager", *QUIET)
         work.start("consumer", "lisa.cli.consumer", *QUIET, "benchmarks.coalesce.handlers")
         with Producer(server.url) as producer:
             producer.send(TOPIC, {"n": -1}, key=FIRST, latest=True)
         wait_for(1, work)
+        plain = send_plain(server.url, count / rate)
         before_us, began = server.cpu_us(), time.monotonic()
         sent = asyncio.run(send_all(server.url, count, keys, rate))
         took_s = time.monotonic() - began
         wanted = sum(one.outcome == "accepted" for one in sent)
-        wait_for(1 + wanted, work)
+        wait_for(1 + plain + wanted, work)
         figures = judge(sent, read(work.ledger.folder))
         redis_us = (server.cpu_us() - before_us) / count
         return figures | {"rate": count / took_s, "redis_us": redis_us}

@@ -16,7 +16,8 @@ _ledger = (Path(os.environ["BENCH_LEDGER"]) / f"{os.getpid()}.handled").open("a"
 
 
 @consumer.on("bench")
+@consumer.on("plain")
 def handle(message: Message) -> None:
-    """Record key, number of the send, due time in ms, and the current time in us."""
+    """Record key or topic, number of the send, due time in ms, and the current time in us."""
     now_us = time.time_ns() // 1000
-    _ledger.write(f"{message.key} {message.body['n']} {message.due_ms} {now_us}\n")
+    _ledger.write(f"{message.key or message.topic} {message.body['n']} {message.due_ms} {now_us}\n")
