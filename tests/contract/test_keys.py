@@ -119,8 +119,17 @@ def test_lists_of_any_length_have_exactly_the_live_ids(bench: Bench, key: str) -
     assert sorted(found) == sorted(live)
     assert len(live) > 200, "the list has several parts"
     for start in range(0, len(found), 100):
-        bench.call(Cancel(TOPIC, found[start : start + 100]))
+        part = found[start : start + 100]
+        assert bench.call(Mend(TOPIC, part)) == [[] for _ in part]
+        bench.call(Cancel(TOPIC, part))
     assert bench.store.ask("EXISTS", bench.keys.keyed) == 0
+
+
+def test_a_live_message_that_is_replaced_stays_listed_once(bench: Bench) -> None:
+    a = keyed_id("k", "a")
+    send(bench, [a])
+    bench.send(item(a, FAR, sender="B"), on_duplicate=OnDuplicate.REPLACE)
+    assert listed(bench, "k") == [a]
 
 
 def test_mend_lists_what_was_lost(bench: Bench) -> None:
