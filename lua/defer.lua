@@ -28,8 +28,13 @@ end
 -- The outcome of an earlier call whose record has expired.
 local function outcome_before(id, entry)
   local _, deferred = history(call('HGET', group.reasons, id))
-  local due = deferred == entry and call('ZSCORE', group.retry, id)
-  return due and 'd' .. int(tonumber(due)) or 's'
+  local due = deferred == entry and tonumber(call('ZSCORE', group.retry, id) or '')
+  if USES.lanes then
+    local key = lane_of(id)
+    local rest = deferred == entry and parked_due(group, id) and lanes_of(group, {key})[key].rest or 0
+    if rest > 0 then due = math.ceil(rest / 1000) end
+  end
+  return due and 'd' .. int(due) or 's'
 end
 
 local reply, seen = {'OK'}, {}

@@ -283,6 +283,8 @@ def test_a_handler_that_meets_a_limit_rests_its_lane(bench: Bench) -> None:
     rest = Deferral(whole("a/1"), bench.entry(whole("a/1")), 30_000, "full", rests_lane=True)
     (postponed,) = bench.call(Postpone(TOPIC, "lisa", [rest]))
     assert postponed.due_ms is not None
+    # Also long after the call, when its record is gone.
+    assert bench.call(Postpone(TOPIC, "lisa", [rest])) == [postponed]
     assert bench.call(Inspect(TOPIC, [whole("a/1")]))[0].group_states[0].state == "parked"
     lanes.send("a/3", "b/2")
     result = lanes.promote()
