@@ -23,14 +23,6 @@ local _, now, now_up = clock()
 local settings = call('HMGET', OPTIONS, 'max_body_bytes', 'capacity', 'journal', 'max_per_key', 'lanes')
 lanes_in_use = settings[5] == '1'
 
-local limit = tonumber(settings[1] or DEFAULT.max_body_bytes)
-for i = 1, n do
-  local envelope = ARGV[ENVELOPES + i]
-  local size = #envelope - 15
-  if size > limit then size = size - (tonumber(string.sub(envelope, 12, 15), 16) or 0) end
-  if size > limit then return {'LARGE', i, size, limit} end
-end
-
 -- Values by message number, and the index of the argument after them.
 local function numbered(at)
   local values, last = {}, at + 2 * tonumber(ARGV[at])
@@ -84,9 +76,11 @@ end
 
 -- The id of each message, by its number; messages of one key share it. The ids that are written.
 local slots, by_key, new, most_per_key = {}, {}, 0, not only_known and tonumber(settings[4] or '')
-local taken, chosen = {}, {}
+local taken, chosen, limit = {}, {}, tonumber(settings[1] or DEFAULT.max_body_bytes)
 for i = 1, n do
-  local id = ids[2 * i - 1]
+  local id, size = ids[2 * i - 1], #ARGV[ENVELOPES + i] - 15
+  if size > limit then size = size - (tonumber(string.sub(ARGV[ENVELOPES + i], 12, 15), 16) or 0) end
+  if size > limit then return {'LARGE', i, size, limit} end
   if by_key[id] == nil then
     local slot = choose(2 * i - 1)
     local stage = slot and not slot.answer and slot.stage
@@ -118,9 +112,7 @@ local rules = {}
 local function rule_of(text)
   if not rules[text] then
     local kind, span, most = string.match(text, '^(%a)([^,]*),?(%d*)$')
-    rules[text] = {
-      debounces = kind == 'd', due = kind == 'l' and due_from(span), span = tonumber(span), most = tonumber(most),
-    }
+    rules[text] = {kind = kind, at = kind == 'l' and due_from(span), span = tonumber(span), most = tonumber(most)}
   end
   return rules[text]
 end
@@ -140,7 +132,7 @@ local journaled, events, written = settings[3] == '1', {}, 0
 -- Notes what a message changes: of a call's messages with the same id, the last is written. Gives its outcome.
 local function take(i, slot)
   local rule, due, letter = rule_of(ARGV[RULES + i]), slot.due, nil
-  if rule.debounces then
+  if rule.kind == 'd' then
     due = now_up + rule.span
     if not slot.first then slot.first, slot.begins = now_up, true end
     if rule.most then due = math.min(due, slot.first + rule.most) end
@@ -150,7 +142,7 @@ local function take(i, slot)
   elseif due then
     letter = 'b'
   else
-    due = rule.due or throttle(split_id(slot.id), rule.span)
+    due = rule.at or throttle(split_id(slot.id), rule.span)
   end
   letter = letter or slot.due and 'r' or LETTERS[slot.stage]
   slot.last, slot.due, slot.waits = i, due, slot.waits or letter ~= 'b'
@@ -185,9 +177,9 @@ call('MSET', unpack(bodies)) -- at maxmemory the server refuses this first write
 for _, group in ipairs(#waited > 0 and groups or {}) do forget_failures(group, waited) end
 if #replaced > 0 and call('EXISTS', POLICY, EXPIRY) > 0 then forget_policies(replaced) end
 
-local later, moved, earliest = {}, {}, nil
+local later, moved = {}, {}
 for _, slot in ipairs(taken) do
-  local id, due = slot.id, slot.due
+  local id = slot.id
   if slot.stage == 'free' then
     call('DEL', KEYS[slot.at + 1])
   elseif slot.waits and not slot.waited then
@@ -198,10 +190,7 @@ for _, slot in ipairs(taken) do
   elseif RANKS[slot.stage] > 2 then
     call('HDEL', KEYED, id)
   end
-  if slot.waits then
-    later[#later + 1], later[#later + 2], moved[#moved + 1] = due, id, id
-    earliest = math.min(earliest or due, due)
-  end
+  if slot.waits then later[#later + 1], later[#later + 2], moved[#moved + 1] = slot.due, id, id end
   if slot.ends then call('ZADD', EXPIRY, int(slot.ends), id) end
   if policies[slot.last] then put_policy(id, policies[slot.last]) end
 end
@@ -217,5 +206,5 @@ if #throttled > 0 then
 end
 count('sent', written)
 journal(events)
-if earliest and (not waiting_head or earliest < waiting_head) then wake() end
+if #later > 0 and (not waiting_head or head(WAITING) < waiting_head) then wake() end
 return remember(reply)
