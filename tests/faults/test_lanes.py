@@ -165,7 +165,8 @@ def kill_and_send(stage: Stage, seconds: float) -> float:
             while time.monotonic() < until:
                 stage.check_leases()
                 time.sleep(0.01)
-            consumers[-1].wait_for("reading")  # on a busy machine to start takes longer than a second
+            # On a busy machine it takes longer to start than consumers are left to live.
+            consumers[-1].wait_for("reading")
             victim = consumers.pop(0)
             victim.kill()
             kills[victim.pid] = time.time()
