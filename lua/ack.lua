@@ -156,7 +156,10 @@ else
   count(state, n)
 end
 if USES.lanes then
-  if group.is_filled then fill(group, math.max(100, n_given), filling) end
+  if group.is_filled then
+    local _, _, opens_sooner = fill(group, math.max(100, n_given), filling)
+    if opens_sooner then wake() end
+  end
 end
 count('acked_late', late, group)
 count('stale', stale, group)

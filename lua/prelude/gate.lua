@@ -4,29 +4,6 @@
 -- and the age of an unread entry from which no rate lets more through.
 local SHORTEST, SOONEST_MS, LATEST_MS, STALE_MS = 16, 5, 250, 1000
 
--- Adapts the theoretical arrival time of a lane to its rate, also after the clock was set back.
-local function settle_tat(lane, rate, now_us)
-  local most = now_us + math.ceil(rate.burst * rate.per / rate.many)
-  lane.rem = math.min(lane.rem, rate.many - 1)
-  if lane.tat < now_us then lane.tat, lane.rem = now_us, 0 end
-  if lane.tat >= most then lane.tat, lane.rem = most, 0 end
-end
-
--- When a lane's rate lets a message through, in us; at most `now_us` if it does now. This is GCRA (ITU-T
--- I.371) with the fraction of a microsecond kept as an integer, so that nothing is rounded. A message that
--- costs more than the burst counts as the burst.
-local function opens_at(lane, rate, cost, now_us)
-  settle_tat(lane, rate, now_us)
-  local over = lane.rem + (math.min(cost, rate.burst) - rate.burst) * rate.per
-  return lane.tat + math.ceil(over / rate.many)
-end
-
-local function charge(lane, rate, cost, now_us)
-  settle_tat(lane, rate, now_us)
-  local sum = lane.rem + math.min(cost, rate.burst) * rate.per
-  lane.tat, lane.rem = lane.tat + math.floor(sum / rate.many), sum % rate.many
-end
-
 -- Counts the slots that messages took before the topic had lanes.
 local function count_slots(group)
   local keys, used = {}, slots_by_key(group)
@@ -94,12 +71,12 @@ local function look_again(group, gate)
 end
 
 -- Gives a turn to the lanes whose instant has come; after a change of options, or of the clock, to all.
-local function open_lanes(group, gate, now_us, now, changed)
+local function open_lanes(group, gate, first, now_us, now, changed)
   if gate.changed ~= changed or now_us < gate.seen - 1000000 then gate.again = '-' end
   gate.changed, gate.seen = changed, now_us
   if gate.again ~= '' then look_again(group, gate) end
+  if not first or first > now then return end
   local open = call('ZRANGEBYSCORE', group.closed, '-inf', now, 'LIMIT', 0, 250)
-  if #open == 0 then return end
   call('ZREM', group.closed, unpack(open))
   lanes_of(group, open)
   local turns, idle = {}, {}
@@ -164,6 +141,14 @@ local function pass(run, turn, place, own, cost)
   return following and latest_of(lane, following)
 end
 
+-- A lane, or the whole group, lets nothing through until an instant, in us.
+local function close(run, key, at)
+  local at_ms = math.ceil(at / 1000)
+  if key == US then run.stops = at_ms end
+  run.opens = math.min(run.opens or at_ms, at_ms)
+  call('ZADD', run.group.closed, int(at_ms), key)
+end
+
 -- Decides one turn. Returns the score of the lane's next turn; nil if it has none for now.
 local function serve(run, turn)
   local lane, fair = turn.lane, run.rules.fair
@@ -176,14 +161,13 @@ local function serve(run, turn)
   local verdict, is_for_all = verdict_on(run, lane, own, cost)
   if verdict == 'pass' then return pass(run, turn, place, own, cost) end
   if is_for_all then
-    run.stops = verdict
-    call('ZADD', run.group.closed, math.ceil(verdict / 1000), US) -- for managers that only read
+    close(run, US, verdict)
     return turn.score
   end
   if verdict == 'empty' and fair then
     run.all.finish, run.group.changed[lane.key] = math.max(run.all.finish, turn.score), true
   elseif type(verdict) == 'number' then
-    call('ZADD', run.group.closed, math.ceil(verdict / 1000), lane.key)
+    close(run, lane.key, verdict)
     run.group.changed[lane.key] = true -- its rate may have been adapted to a clock that was set back
   end
   return nil
@@ -234,7 +218,6 @@ end
 local function next_call(run, gate, now)
   if gate.again ~= '' then return now end
   local first = head(run.group.closed)
-  if run.stops then first = math.min(first or math.huge, math.ceil(run.stops / 1000)) end
   if run.stops or gate.is_by_slots or call('EXISTS', run.group.turns) == 0 then return first end
   if run.room > 0 or run.is_cut then return now end
   local pause = math.floor((now - gate.passed) / 4)
@@ -242,24 +225,34 @@ local function next_call(run, gate, now)
 end
 
 -- Lets parked messages through to ready in the order of their lanes' turns, at most `most`. `settings` are
--- the options max_ready and lanes_changed. Returns when a manager has to call again, and the pairs {id, due
--- time, ...} of the messages. The script has called `will_fill` before.
+-- the options max_ready and lanes_changed. Returns when a manager has to call again, the pairs {id, due time,
+-- ...} of the messages, and whether a lane opens before those of which managers know. The script has called
+-- `will_fill` before.
 local function fill(group, most, settings)
   local gate, now_us, now = gate_of(group), clock()
   local run = {group = group, gate = gate, rules = lane_rules(group), all = whole(group), now_us = now_us,
-    ids = {}, places = {}, through = {}, looks = most + 250}
-  open_lanes(group, gate, now_us, now, tonumber(settings[2] or 0))
-  local room = gate_room(group, run.rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
-  run.room, run.is_cut = math.min(most, room), room > most
-  while run.room > 0 and run.looks > 0 and not run.stops and serve_turns(run) do end
+    ids = {}, places = {}, through = {}, room = math.huge, looks = most + 250}
+  local known = head(group.closed)
+  open_lanes(group, gate, known, now_us, now, tonumber(settings[2] or 0))
+  if call('EXISTS', group.turns) == 1 then
+    local rate = run.rules.rate
+    local at = rate and opens_at(run.all, rate, 1, now_us) or 0
+    if at > now_us then
+      close(run, US, at)
+    else
+      local room = gate_room(group, run.rules, gate, tonumber(settings[1] or DEFAULT.max_ready))
+      run.room, run.is_cut = math.min(most, room), room > most
+      while run.room > 0 and run.looks > 0 and not run.stops and serve_turns(run) do end
+    end
+  end
   if #run.ids > 0 then
     move_through(run)
     gate.passed = now
   end
   group.changed[US] = true
   write_lanes(group)
-  local at = next_call(run, gate, now)
-  gate.limited = run.room <= 0 and not run.is_cut and not gate.is_by_slots and at and 1 or 0
+  local next_at = next_call(run, gate, now)
+  gate.limited = run.room <= 0 and not run.is_cut and not gate.is_by_slots and next_at and 1 or 0
   save_gate(group, gate)
-  return at, run.through
+  return next_at, run.through, run.opens and run.opens < (known or math.huge)
 end

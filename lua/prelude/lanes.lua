@@ -229,17 +229,50 @@ local function occupy(group, pairs)
   save_lanes(group, keys)
 end
 
--- Lanes may have a turn again. Unless this script calls `fill`, a manager does.
+-- Adapts the theoretical arrival time of a lane to its rate, also after the clock was set back.
+local function settle_tat(lane, rate, now_us)
+  local most = now_us + math.ceil(rate.burst * rate.per / rate.many)
+  lane.rem = math.min(lane.rem, rate.many - 1)
+  if lane.tat < now_us then lane.tat, lane.rem = now_us, 0 end
+  if lane.tat >= most then lane.tat, lane.rem = most, 0 end
+end
+
+-- When a lane's rate lets a message through, in us; at most `now_us` if it does now. This is GCRA (ITU-T
+-- I.371) with the fraction of a microsecond kept as an integer, so that nothing is rounded. A message that
+-- costs more than the burst counts as the burst.
+local function opens_at(lane, rate, cost, now_us)
+  settle_tat(lane, rate, now_us)
+  local over = lane.rem + (math.min(cost, rate.burst) - rate.burst) * rate.per
+  return lane.tat + math.ceil(over / rate.many)
+end
+
+local function charge(lane, rate, cost, now_us)
+  settle_tat(lane, rate, now_us)
+  local sum = lane.rem + math.min(cost, rate.burst) * rate.per
+  lane.tat, lane.rem = lane.tat + math.floor(sum / rate.many), sum % rate.many
+end
+
+-- Lanes may have a turn again, or open at an instant. Unless this script calls `fill`, a manager does.
 local function reopen(group, keys)
-  local open = {}
+  local open, closed, now_us, known = {}, {}, clock(), nil
   for _, key in ipairs(keys) do
     local lane = group.known[key]
     -- Also one that is held: the message that holds it may have waited for a slot.
     local is_full = lane.most and lane.used + lane.taken >= lane.most
-    if lane.parked > 0 and not is_full then open[#open + 1] = key end
+    if lane.parked > 0 and not is_full then
+      local at = math.max(lane.rest, lane.rate and opens_at(lane, lane.rate, 1, now_us) or 0)
+      if at > now_us then
+        closed[#closed + 1], closed[#closed + 2] = int(math.ceil(at / 1000)), key
+        known = known or head(group.closed)
+      else
+        open[#open + 1] = key
+      end
+    end
   end
   give_turns(group, open)
-  if not group.is_filled and (#open > 0 or call('EXISTS', group.turns) == 1) then wake() end
+  if #closed > 0 then call('ZADD', group.closed, unpack(closed)) end
+  local opens_sooner = #closed > 0 and head(group.closed) ~= known
+  if opens_sooner or not group.is_filled and (#open > 0 or call('EXISTS', group.turns) == 1) then wake() end
 end
 
 -- Gives back the slots of ids that have left the group's entries.

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lisa.core.transitions.ack import Ack
 from lisa.core.transitions.base import Transition
 from lisa.core.transitions.change import Reschedule
 from lisa.core.transitions.garbage import Requeue
@@ -73,11 +74,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Bench], Transition[Any]], bool]
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_managers_are_woken_when(bench: Bench, case: str) -> None:
-    state, make, wakes = CASES[case]
-    bench.put(**state)
-    transition = make(bench)
+def announcements(bench: Bench, transition: Transition[Any]) -> int:
+    """How often a call wakes the managers."""
     subscription = bench.store.connection.subscribe(bench.keys.wake)
     try:
         # Once the server has answered, the subscription precedes everything that follows.
@@ -89,6 +87,34 @@ def test_managers_are_woken_when(bench: Bench, case: str) -> None:
         heard = []
         while (message := subscription.get(5.0)) != b"end":
             heard.append(message)
-        assert heard == [TOPIC.encode()] * wakes
+        assert heard == [TOPIC.encode()] * len(heard)
+        return len(heard)
     finally:
         subscription.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_managers_are_woken_when(bench: Bench, case: str) -> None:
+    state, make, wakes = CASES[case]
+    bench.put(**state)
+    assert announcements(bench, make(bench)) == wakes
+
+
+@pytest.mark.parametrize(
+    ("options", "wakes"),
+    [
+        ({"order": "continue", "key_rate": "1,60000,1"}, True),
+        ({"key_concurrency": "1", "rate": "1,60000,1"}, True),
+        ({"key_rate": "1,60000,1"}, False),  # the promotion has told already
+    ],
+)
+def test_an_ack_tells_when_its_lane_opens(
+    bench: Bench, options: dict[str, str], *, wakes: bool
+) -> None:
+    bench.put(lisa=G(), options={"lanes": "1", **options})
+    names = ["k\x1f1", "k\x1f2"]
+    bench.send(*[item(name, "+0") for name in names])
+    told = bench.call(Promote(TOPIC)).next_due_ms
+    assert (told is None) == wakes
+    ack = Ack(TOPIC, "lisa", [bench.settlement(names[0])])
+    assert announcements(bench, ack) == wakes
