@@ -164,8 +164,9 @@ local function serve(run, turn)
     close(run, US, verdict)
     return turn.score
   end
-  if verdict == 'empty' and fair then
-    run.all.finish, run.group.changed[lane.key] = math.max(run.all.finish, turn.score), true
+  if verdict == 'empty' then
+    run.group.changed[lane.key] = true -- to be forgotten
+    if fair then run.all.finish = math.max(run.all.finish, turn.score) end
   elseif type(verdict) == 'number' then
     close(run, lane.key, verdict)
     run.group.changed[lane.key] = true -- its rate may have been adapted to a clock that was set back

@@ -357,14 +357,16 @@ def test_what_follows_a_coalesced_message_goes_on_once_that_is_gone(lanes: Lanes
     assert lanes.ready() == ["k/~1", "k/1"]
 
 
+@pytest.mark.parametrize("then", ["1", "0"])
 def test_a_lane_with_fair_turns_is_forgotten_when_its_parked_messages_are_cancelled(
-    lanes: Lanes,
+    lanes: Lanes, then: str
 ) -> None:
     lanes.set(fair=1, key_concurrency=1)
     lanes.send("k/1", "k/2")
     lanes.promote()
     lanes.bench.call(Cancel(TOPIC, [whole("k/2")]))
     lanes.ack("k/1")
+    lanes.set(fair=then)
     lanes.promote()
     assert lanes.is_clean()
 
