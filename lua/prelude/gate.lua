@@ -60,7 +60,7 @@ local function look_again(group, gate)
     local place = call('ZRANGE', group.queues, gate.again, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
     local key = place and split_id(place)
     if key then
-      keys[#keys + 1], at[#keys + 1] = key, latest_of({key = key}, place)
+      keys[#keys + 1], at[#keys + 1] = key, latest_of(key, place)
     end
     gate.again = key and '(' .. key .. ' ' or ''
   end
@@ -138,7 +138,7 @@ local function pass(run, turn, place, own, cost)
   if lane.parked > lane.taken and is_blocked(lane) then return nil end
   if rules.fair then return lane.finish end
   local following = first_place(run.group, lane)
-  return following and latest_of(lane, following)
+  return following and tonumber(latest_of(lane.key, following))
 end
 
 -- A lane, or the whole group, lets nothing through until an instant, in us.
@@ -153,7 +153,7 @@ end
 local function serve(run, turn)
   local lane, fair = turn.lane, run.rules.fair
   local place = first_place(run.group, lane)
-  local latest = place and not fair and latest_of(lane, place)
+  local latest = place and not fair and tonumber(latest_of(lane.key, place))
   if latest and latest > turn.score then return latest end
   local from = #lane.key + 2
   local own = place and string.sub(place, from + PLACE_BYTES)

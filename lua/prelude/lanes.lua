@@ -88,14 +88,12 @@ end
 -- the theoretical arrival time of its rate in us, and the rest in `many`-ths of that; `rest`: until when it
 -- rests, in us; `finish`: its virtual finish time; `head`: the own id of the message that holds it.
 local function lanes_of(group, keys)
-  group.known = group.known or {}
-  local missing, rules = {}, lane_rules(group)
+  local known, missing, rules = group.known or {}, {}, lane_rules(group)
+  group.known = known
   for _, key in ipairs(keys) do
-    if group.known[key] == nil then
-      group.known[key], missing[#missing + 1] = false, key
-    end
+    if known[key] == nil then known[key], missing[#missing + 1] = false, key end
   end
-  if #missing == 0 then return group.known end
+  if #missing == 0 then return known end
   for i, text in ipairs(call('HMGET', group.lanes, unpack(missing))) do
     local key = missing[i]
     local used, parked, more = string.match(text or '0 0', '^(%d+) (%d+)(.*)$')
@@ -109,13 +107,13 @@ local function lanes_of(group, keys)
       lane.tat, lane.rem, lane.rest = tonumber(tat), tonumber(rem), tonumber(rest)
       lane.finish, lane.head = tonumber(finish), rules.order and own or ''
     end
-    group.known[key] = lane
+    known[key] = lane
   end
   read_limits(group, missing)
-  for _, key in ipairs(missing) do
-    if rules.order and key ~= '' and key ~= US then group.known[key].most = 1 end
+  for _, key in ipairs(rules.order and missing or {}) do
+    if key ~= '' and key ~= US then known[key].most = 1 end
   end
-  return group.known
+  return known
 end
 
 -- The group's own lane: `tat` and `rem` of its rate, and the virtual time as `finish`.
@@ -181,8 +179,8 @@ local function first_place(group, lane)
   return lane.ahead[lane.at]
 end
 
--- The latest instant of the message that has a place, in ms.
-local function latest_of(lane, place) return tonumber(string.sub(place, #lane.key + 2, #lane.key + 14)) end
+-- The latest instant of the message that has a place: 13 digits, in ms.
+local function latest_of(key, place) return string.sub(place, #key + 2, #key + 14) end
 
 local function is_blocked(lane)
   return lane.head ~= '' or lane.most and lane.used + lane.taken >= lane.most
@@ -198,7 +196,7 @@ local function give_turns(group, keys, at)
     local score = is_fair and math.max(virtual, lane.finish) or at and at[i]
     if not score then
       local place = first_place(group, lane)
-      score = place and latest_of(lane, place) or 0
+      score = place and latest_of(key, place) or '0'
     end
     turns[2 * i - 1], turns[2 * i] = score, key
   end
@@ -331,16 +329,19 @@ local function park(group, pairs)
   for i, id in ipairs(ids) do
     local key, own = lane_of(id)
     local lane, due = lanes[key], pairs[2 * i]
-    local cost, slack, number = string.match(own_policies[i] or '', '^[^;]*;[^;]*;(%d*),(%d*),?(%d*)$')
+    local cost, slack, number
+    if own_policies[i] then
+      cost, slack, number = string.match(own_policies[i], '^[^;]*;[^;]*;(%d*),(%d*),?(%d*)$')
+    end
     local is_head = lane.head ~= '' and lane.head == own
-    local latest = is_head and 0 or tonumber(due) + (tonumber(slack or '') or rules.slack)
-    local spot = place_of(latest, tonumber(number or '') or 0, tonumber(cost or '') or 1, tonumber(due))
+    local latest = is_head and 0 or due + (slack and tonumber(slack) or rules.slack)
+    local spot = place_of(latest, number and tonumber(number) or 0, cost and tonumber(cost) or 1, due)
     queued[2 * i - 1], queued[2 * i] = '0', key .. US .. spot .. own
     spots[2 * i - 1], spots[2 * i] = id, spot
     lane.parked, lane.ahead = lane.parked + 1, nil
     if is_head or not is_blocked(lane) then
       local k = #open + 1
-      open[k], at[k] = key, math.max(0, latest)
+      open[k], at[k] = key, string.sub(spot, 1, 13)
     end
   end
   call('ZADD', group.queues, unpack(queued))
