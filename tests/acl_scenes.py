@@ -235,6 +235,8 @@ def consume(stage: Stage) -> None:
         assert consumer.pull("joined") == [], "it declares its group, which is new"
     laned = park(stage)
     laned.configure(rate="100,1000,100")  # the next ack looks at all lanes
+    closed = laned.store.keys.topic("laned").lanes(laned.group).closed
+    stage.admin.zadd(closed, {"k": 1})  # a lane that has opened since
     with stage.watched(), Consumer(stage.url, group="g") as consumer:
         for _ in range(3):
             assert consumer.pull("laned")[0].ack() == "acked"
