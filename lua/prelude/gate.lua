@@ -149,7 +149,7 @@ local function close(run, key, at)
   call('ZADD', run.group.closed, int(at_ms), key)
 end
 
--- Decides one turn. Returns the score of the lane's next turn; nil if it has none for now.
+-- Decides one turn. Returns the score of the lane's next turn, if it has one.
 local function serve(run, turn)
   local lane, fair = turn.lane, run.rules.fair
   local place = first_place(run.group, lane)
@@ -226,9 +226,9 @@ local function next_call(run, gate, now)
 end
 
 -- Lets parked messages through to ready in the order of their lanes' turns, at most `most`. `settings` are
--- the options max_ready and lanes_changed. Returns when a manager has to call again, the pairs {id, due time,
--- ...} of the messages, and whether a lane opens before those of which managers know. The script has called
--- `will_fill` before.
+-- the options max_ready and lanes_changed. Returns when a manager has to call again, the messages as pairs
+-- {id, due time, ...}, and whether a lane opens sooner than any that managers know of. The script has
+-- already called `will_fill`.
 local function fill(group, most, settings)
   local gate, now_us, now = gate_of(group), clock()
   local run = {group = group, gate = gate, rules = lane_rules(group), all = whole(group), now_us = now_us,

@@ -321,8 +321,8 @@ def test_invalid_limits_are_refused(client: httpx.Client) -> None:
     ]
     for limits in wrong:
         assert client.put(path, json=limits).status_code == 400, limits
-    of_unknown: dict[str, Any] = {"params": {"group": "nobody"}}
-    assert client.put(path, json={"weight": 2}, **of_unknown).status_code == 404
+    unknown_group: dict[str, Any] = {"params": {"group": "nobody"}}
+    assert client.put(path, json={"weight": 2}, **unknown_group).status_code == 404
     assert client.get(f"/v1/topics/{topic}/limits").json()["keys"] == []
     unknown = new_topic()
     for method in ("GET", "PUT", "DELETE"):

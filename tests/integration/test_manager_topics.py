@@ -70,7 +70,7 @@ class TestRegistry:
         given = {"a": "rate=2,1000,1;concurrency=4", "b": "weight=2", "c": "weight=2"}
         assert stored() == given | {"own": "weight=9"}
         cast.store.drive(set_limits(cast.store, "orders", "b", KeyLimits(weight=7)))
-        declare(a={"weight": 3}, b={"weight": 3}, d=weight)  # c is no longer declared
+        declare(a={"weight": 3}, b={"weight": 3}, d=weight)  # and c no longer
         assert stored() == {"a": "weight=3", "b": "weight=7", "d": "weight=2", "own": "weight=9"}
         cast.store.drive(set_limits(cast.store, "orders", "b", KeyLimits()))
         declare(b={"weight": 3})

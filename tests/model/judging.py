@@ -116,7 +116,7 @@ class Judge:
         asked += [("HLEN", self._keys.lanes(group).parked) for group in self._groups]
         replies = self._store.drive(self._store.commands(asked))
         of_groups = replies[3 * len(ends) : -len(self._groups)]
-        assert not any(replies[-len(self._groups) :]), "parked for ever"
+        assert not any(replies[-len(self._groups) :]), "still parked at the end"
         kept = {one.decode() for some in of_groups[3::6] + of_groups[4::6] for one in some}
         left = of_groups[::6] + of_groups[1::6] + of_groups[2::6]
         assert not any(left), f"left in groups: {of_groups}"
@@ -255,8 +255,8 @@ def check_life(story: Sequence[Event], id_: str, token: str, groups: Sequence[st
     life = Life(
         after(about[:begins], set(groups)), is_far=due == FAR and outcome is not Sent.UPDATED
     )
-    anew = ((n, one) for n, one in enumerate(about) if n > begins and is_new(one))
-    ends = [n for n, one in anew if one[2] != token and one[3] is Sent.ACCEPTED]
+    later = ((n, one) for n, one in enumerate(about) if n > begins and is_new(one))
+    ends = [n for n, one in later if one[2] != token and one[3] is Sent.ACCEPTED]
     for event in about[begins : ends[0] if ends else None]:
         what = event[0]
         assert what != "unknown", "unknown, though it had been sent"

@@ -176,13 +176,13 @@ CASES |= {
     "the first sends that coalesce": coalescing(
         coalescer(times=2), coalescer("B"), manager(), consumer("c1"), sent=None
     ),
-    "three sends that coalesce, of which one fails": coalescing(
+    "three coalescing sends, one of which fails": coalescing(
         manager(), consumer("c1", then="retry"), coalescer("B"), coalescer("C")
     ),
     "sends that coalesce, and a cancel": coalescing(
         manager(), consumer("c1"), coalescer("B"), canceller((FIRST, SECOND))
     ),
-    "three sends that coalesce, of which one is deferred": coalescing(
+    "three coalescing sends, one of which is deferred": coalescing(
         manager(), consumer("c1", then="defer"), consumer("c2"), coalescer("B"), coalescer("C")
     ),
     "sends that coalesce in two groups": coalescing(

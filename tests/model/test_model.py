@@ -201,9 +201,15 @@ def schedules(play: Machine) -> None:
         play.take_by_another("told", "g")
     play.configure("told", {"capacity": "1"}, declared=False)
     play.change_a_schedule(
-        "told", "q", is_current=True, creates=[Made("full", 1_000), Made("more", 1_000)],
-        drops=[], earlier=[], overlap="allow", how="ticks",
-    )  # fmt: skip
+        "told",
+        "q",
+        is_current=True,
+        creates=[Made("full", 1_000), Made("more", 1_000)],
+        drops=[],
+        earlier=[],
+        overlap="allow",
+        how="ticks",
+    )
     play.configure("told", {"capacity": None}, declared=False)
 
 

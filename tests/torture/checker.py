@@ -47,9 +47,16 @@ UNSURE_US = 500_000
 """How far off a process's estimate of Redis's clock may be when it could not ask Redis."""
 
 FAULTS = (
-    "lost", "early", "late", "after cancel", "after replace", "at once", "out of order", "stuck",
+    "lost",
+    "early",
+    "late",
+    "after cancel",
+    "after replace",
+    "at once",
+    "out of order",
+    "stuck",
     "unexplained",
-)  # fmt: skip
+)
 
 
 class Finding(NamedTuple):

@@ -77,8 +77,8 @@ deferred to the wrong window: send windows; handle 160.1 due_s=160
 deferred within its window: send windows; handle 41.1 due_s=41
 debounced: send coalesced key=4; handle 1.2 due_s=1.2
 at most so late: send coalesced key=5; handle 1.2 due_s=1.2
-in a lane that nobody uses: send ordered key=1; handle 1.1; send ordered key=1; handle 4.2
-in a lane that another key uses: send ordered key=1; handle 2.1; send ordered key=2; handle 4.1
+in an unused lane: send ordered key=1; handle 1.1; send ordered key=1; handle 4.2
+in a lane used by another key: send ordered key=1; handle 2.1; send ordered key=2; handle 4.1
 
 == after cancel
 handled: send; cancel 0.5; handle 1.1

@@ -38,9 +38,19 @@ class Topic(NamedTuple):
 
 
 NAMES = (
-    "bulk", "two", "batch", "async", "hard", "hang", "fickle", "http", "windows",
-    "ordered", "limited", "coalesced",
-)  # fmt: skip
+    "bulk",
+    "two",
+    "batch",
+    "async",
+    "hard",
+    "hang",
+    "fickle",
+    "http",
+    "windows",
+    "ordered",
+    "limited",
+    "coalesced",
+)
 GROUPS = {"two": ("east", "west")}
 TOPICS = [Topic(name, GROUPS.get(name, ("lisa",))) for name in NAMES]
 """Ledgers identify a topic by its number here."""
