@@ -39,10 +39,10 @@ def open_archive(
         return JdbcArchive(spark, Database.of(where, properties or {}))
     from lisa.pipeline.archive.folder import Folder
     from lisa.pipeline.archive.old_layout import OldArchive, is_old
-    from lisa.pipeline.archive.reading import FileArchive, Tables
+    from lisa.pipeline.archive.reading import DeltaTables, FileArchive
 
     folder = Folder(spark, where)
-    tables = Tables(spark, folder)
+    tables = DeltaTables(spark, folder)
     if not tables.state.number and is_old(folder):
         return OldArchive(spark, folder)
     return FileArchive(tables)

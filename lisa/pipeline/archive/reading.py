@@ -52,7 +52,7 @@ RANDOM_BITS = 20
 _TRIES = 5
 
 
-class Tables:
+class DeltaTables:
     """The two tables of an archive and their states, as of the last `refresh`."""
 
     def __init__(self, spark: SparkSession, folder: Folder) -> None:
@@ -86,7 +86,7 @@ class Tables:
 class FileArchive(Archive):
     """A snapshot of an archive in files. Raises ConfigError if the archive does not exist."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: DeltaTables) -> None:
         if not tables.state.number:
             raise ConfigError(
                 f"there is no archive in {tables.folder.where}; `lisa pipeline archive --to` "

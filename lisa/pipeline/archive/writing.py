@@ -27,9 +27,9 @@ from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old, 
 from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
+    DeltaTables,
     FileArchive,
     FoldState,
-    Tables,
     age_s,
     day_of,
     live_folder,
@@ -95,7 +95,7 @@ class FileWriter:
         self._swept = 0.0
         # INT96 timestamps have no statistics: a search by time would read every file.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        self.tables = Tables(spark, self._folder)
+        self.tables = DeltaTables(spark, self._folder)
         """The tables as of the last commit."""
         if not self.tables.state.number and not converting and is_old(self._folder):
             raise ConfigError(convert_first(where))
@@ -107,7 +107,7 @@ class FileWriter:
 
     def archive(self) -> FileArchive:
         """Open the archive for reading."""
-        return FileArchive(Tables(self.tables.spark, self._folder))
+        return FileArchive(DeltaTables(self.tables.spark, self._folder))
 
     def offsets(self) -> Mapping[str, tuple[str, int]]:
         """Journal -> entry id and number of its last archived event."""
@@ -381,7 +381,7 @@ class FileWriter:
 
 
 def write_fold(
-    tables: Tables, staging: str, live: str
+    tables: DeltaTables, staging: str, live: str
 ) -> tuple[list[StagedFile], list[StagedFile]]:
     """Write the messages of unsettled events to `staging`, and the events of live ones to `live`.
 
@@ -403,7 +403,7 @@ def write_fold(
 
 
 def _of_shards(
-    tables: Tables, staging: str, live: str
+    tables: DeltaTables, staging: str, live: str
 ) -> tuple[list[StagedFile], list[StagedFile]]:
     """The same; events of a settled life may still be needed, because its journals are several."""
     tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
@@ -415,7 +415,7 @@ def _of_shards(
         tagged.unpersist()
 
 
-def _write_messages(tables: Tables, rows: DataFrame, path: str) -> list[StagedFile]:
+def _write_messages(tables: DeltaTables, rows: DataFrame, path: str) -> list[StagedFile]:
     if tables.state.gaps:
         rows = _without_known_lives(tables, rows)
     day = sf.when(sf.col("gone"), day_of(sf.col("settled_at")))
@@ -424,7 +424,7 @@ def _write_messages(tables: Tables, rows: DataFrame, path: str) -> list[StagedFi
     return write_files(rows, tables.folder, path, by_day=True)
 
 
-def write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]:
+def write_live(tables: DeltaTables, events: DataFrame, path: str) -> list[StagedFile]:
     """Write the events of live messages to a new directory, durably."""
     # The number is not needed here, but all files must have the same columns.
     events = events.drop(*LIFE_SCHEMA_FIELDS).withColumn("number", sf.lit(0).cast("long"))
@@ -434,7 +434,7 @@ def write_live(tables: Tables, events: DataFrame, path: str) -> list[StagedFile]
     return written
 
 
-def _without_known_lives(tables: Tables, rows: DataFrame) -> DataFrame:
+def _without_known_lives(tables: DeltaTables, rows: DataFrame) -> DataFrame:
     """Drop ended lives without a known beginning whose id has already ended before.
 
     After a gap, the server may have an older state in which ended messages are live again.
@@ -457,7 +457,7 @@ def convert(spark: SparkSession, where: str) -> int:
     """
     folder = Folder(spark, where)
     if not is_old(folder):
-        FileArchive(Tables(spark, folder))  # raises ConfigError if there is none
+        FileArchive(DeltaTables(spark, folder))  # raises ConfigError if there is none
         return 0
     old = OldArchive(spark, folder)
     writer = FileWriter(spark, where, converting=True)
