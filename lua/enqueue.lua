@@ -1,13 +1,13 @@
 -- enqueue: new -> waiting, or straight to ready.
--- Guarantee: an id is live at most once; a repeated call (same send token) adds nothing and returns
--- the first answer; a batch that exceeds the capacity, or max_per_key, writes nothing.
+-- Guarantee: an id is live at most once; a repeated call (same send tokens in the envelopes) adds nothing
+-- and returns the first answer; a batch that exceeds the capacity, or max_per_key, writes nothing.
 -- Features: now (some dues have come), ids (given by the sender; else
 -- generated for this call), keys (some messages have one), capacity, max_per_key, window, ttl, policy,
 -- journal.
 -- KEYS  the prelude's, then by columns for each message: body, done (for ids generated for this
 --       call, only the first message's)
 -- ARGV  the layout's number, as known to the caller ('' to skip the check; negative for an older
---       shard, which that layout has closed to new messages); send token;
+--       shard, which that layout has closed to new messages);
 --       on_duplicate (keep, keep_live, replace, update, reject); what is known of the ids (new:
 --       generated for this call, distinct, any; known: act only on ids known here); n; the number of
 --       dues (n, or 1 for all); n each of due ('+ms' is a delay, else epoch ms), envelope;
@@ -19,9 +19,9 @@
 --       and to be replaced in its new shard; {'WINDOW', window} if the topic has another window;
 --       {'FULL', live, capacity}; {'KEYFULL', key, live, max_per_key}; {'LARGE', message number, size, limit}; {'SHARDS'} if the shard follows
 --       another layout; {'GROUPS', ...}; {'FEATURES', ...}
-local believed, token, mode, kind = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGV[ARGS + 3], ARGV[ARGS + 4]
-local n, due_count = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
-local DUES = ARGS + 6
+local believed, mode, kind = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGV[ARGS + 3]
+local n, due_count = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])
+local DUES = ARGS + 5
 local ENVELOPES = DUES + due_count
 local TTLS = ENVELOPES + n + 1
 local POLICIES = TTLS + 1 + 2 * tonumber(ARGV[TTLS])
@@ -75,6 +75,8 @@ for i = 1, n do
   ids[i], both[2 * i - 1], both[2 * i] = string.sub(body, from), body, envelope
 end
 
+local function token_of(i) return string.sub(ARGV[ENVELOPES + i], 2, 9) end
+
 -- The live ids that this call would add. An id counts once; a recently settled id counts only if it is to
 -- be replaced by another call. Ids generated for this call are all new, or the call is a repeat.
 local function new_ids()
@@ -84,7 +86,7 @@ local function new_ids()
   for i = 1, n do
     if not counted[ids[i]] and call('EXISTS', KEYS[ID_KEYS + i]) == 0 then
       local settled = call('GETRANGE', KEYS[DONES + i], 0, 7)
-      if settled == '' or (is_replacing and settled ~= token) then new[#new + 1] = ids[i] end
+      if settled == '' or (is_replacing and settled ~= token_of(i)) then new[#new + 1] = ids[i] end
       counted[ids[i]] = true
     end
   end
@@ -166,7 +168,7 @@ local function write_one(i)
     call('SET', body, envelope)
     return 'a', true
   end
-  local mark, same = string.sub(known, 9, 9), string.sub(known, 1, 8) == token
+  local mark, same = string.sub(known, 9, 9), string.sub(known, 1, 8) == token_of(i)
   if same and not seen[id] then
     replayed[id] = true
     local first = string.lower(mark)

@@ -26,11 +26,10 @@ def enqueue(
     are_ids_new: bool = False,
     window: str | None = "",
 ) -> Enqueue:
-    """The call that sends the items."""
+    """The call that sends the items, all with one send token."""
     ids, dues, envelopes, ttls_ms, policies = zip(*items, strict=True)
-    return Enqueue(
-        topic, token, ids, dues, envelopes, ttls_ms, policies, on_duplicate, are_ids_new, window
-    )
+    sent = [envelope[:1] + token.encode() + envelope[9:] for envelope in envelopes]
+    return Enqueue(topic, ids, dues, sent, ttls_ms, policies, on_duplicate, are_ids_new, window)
 
 
 class Burst(NamedTuple):

@@ -59,7 +59,7 @@ class Round:
         for ids in chunks(all_ids, BATCH // (HIGH_COST * Enqueue.steps)):
             data = [encode_envelope(TOKEN, BODY)] * len(ids)
             ttls = [ttl_ms] * len(ids)
-            yield Enqueue(TOPIC, TOKEN, ids, [due], data, ttls, (), OnDuplicate.KEEP)
+            yield Enqueue(TOPIC, ids, [due], data, ttls, (), OnDuplicate.KEEP)
 
     def _take(self, timeout_ms: int | None = None) -> Calls:
         taken: list[Entry] = []
@@ -142,12 +142,12 @@ class Round:
             names = [waiting_id(number) for number in some]
             dues = [due_text(number, self._now_ms) for number in some]
             data = [encode_envelope(TOKEN, BODY)] * len(some)
-            yield Enqueue(TOPIC, TOKEN, names, dues, data, (), (), OnDuplicate.REPLACE)
+            yield Enqueue(TOPIC, names, dues, data, (), (), OnDuplicate.REPLACE)
         made, due = self._ids("new"), [due_text(self._number, self._now_ms)]
         for i, names in enumerate(chunks(made, BATCH // Enqueue.steps)):
-            data, token = [encode_envelope(TOKEN, BODY)] * len(names), f"n{i}{self._number:06}"
+            data = [encode_envelope(f"n{i}{self._number:06}", BODY)] * len(names)
             keep = OnDuplicate.KEEP
-            yield Enqueue(TOPIC, token, names, due, data, (), (), keep, are_ids_new=True)
+            yield Enqueue(TOPIC, names, due, data, (), (), keep, are_ids_new=True)
         for names in chunks(made, BATCH // Cancel.steps):
             yield Cancel(TOPIC, names)
 

@@ -87,6 +87,5 @@ def _fill_part(url: str, start: int, end: int) -> None:
 
 
 def _send(store: SyncStore, ids: Sequence[str], dues: Sequence[str]) -> None:
-    token = new_token()
-    data = [encode_envelope(token, BODY)] * len(ids)
-    store.call(Enqueue(TOPIC, token, ids, dues, data, (), (), are_ids_new=True))
+    data = [encode_envelope(new_token(), BODY)] * len(ids)
+    store.call(Enqueue(TOPIC, ids, dues, data, (), (), are_ids_new=True))

@@ -318,11 +318,9 @@ def _enqueue_calls(
 ) -> Iterator[Enqueue]:
     cost = _cost(whole, on_duplicate)
     for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
-        token = send_token or new_token()
-        head = encode_head(token)
+        head = encode_head(send_token or new_token())
         yield Enqueue(
             topic,
-            token,
             part.ids,
             part.dues,
             [head + tail for tail in part.tails],
@@ -362,13 +360,11 @@ def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enque
     """The script call that sends a single message."""
     if is_rule(message.due):
         return coalesce(topic, combine([message]))
-    token = new_token()
     return Enqueue(
         topic,
-        token,
         [_whole_id(message.id, message.key)],
         [message.due],
-        [encode_head(token) + message.tail],
+        [encode_head(new_token()) + message.tail],
         [message.ttl_ms],
         [message.policy],
         on_duplicate=on_duplicate,

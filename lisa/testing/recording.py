@@ -151,7 +151,6 @@ class _Recording(BaseProducer):
         """Record an occurrence of a schedule, unless its id is known."""
         call = Enqueue(
             topic,
-            "",
             [new.id],
             [str(new.due_ms)],
             [new.envelope],

@@ -109,7 +109,6 @@ def as_enqueue(call: Coalesce) -> Enqueue:
     """A call that sends the messages of a coalescing call, each for the time of its rule."""
     return Enqueue(
         call.topic,
-        call.token,
         call.message_ids,
         [_due_of(rule) for rule in call.rules],
         call.envelopes,

@@ -194,8 +194,8 @@ def test_new_ids_have_ttls_policies_and_due_times_of_their_own(bench: Bench) -> 
 def test_one_due_time_for_all(bench: Bench) -> None:
     bench.put(options={"max_ready": "2"}, lisa=G())
     early, later = ([item(one, "").envelope for one in ids] for ids in ("abc", "de"))
-    assert bench.call(Enqueue(TOPIC, "A" * 8, "abc", ["5"], early)) == [ACCEPTED] * 3
-    call = Enqueue(TOPIC, "A" * 8, "de", [str(FAR)], later, [9, None])
+    assert bench.call(Enqueue(TOPIC, "abc", ["5"], early)) == [ACCEPTED] * 3
+    call = Enqueue(TOPIC, "de", [str(FAR)], later, [9, None])
     assert bench.call(call) == [ACCEPTED] * 2
     bench.check_change(
         waiting={"c": 5, "d": FAR, "e": FAR},
@@ -263,3 +263,13 @@ def test_a_call_must_know_the_topics_window(bench: Bench, n: int) -> None:
         assert found.value.window == window
         bench.check_change(options={"window": window})
     assert [send(known) for known in ("9-17", None)] == [[ACCEPTED] * n] * 2
+
+
+def test_each_message_of_a_call_is_known_by_its_own_token(bench: Bench) -> None:
+    first = [item("a", FAR, "1", sender="A"), item("b", FAR, "1", sender="B")]
+    bench.call(Enqueue(TOPIC, *zip(*first, strict=True), on_duplicate=REPLACE))  # type: ignore[arg-type]
+    again = [item("b", FAR, "2", sender="B"), item("a", FAR, "2", sender="C")]
+    again.append(item("c", FAR, "2", sender="C"))
+    call = Enqueue(TOPIC, *zip(*again, strict=True), on_duplicate=REPLACE)  # type: ignore[arg-type]
+    assert bench.call(call) == [ACCEPTED, REPLACED, ACCEPTED]
+    assert bench.state()["body"] == {"a": "Cr2", "b": "B-1", "c": "C-2"}

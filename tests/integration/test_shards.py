@@ -253,7 +253,7 @@ def test_one_shard_s_refusal_says_nothing_about_another(
     bodies = [large if layout.shard_for(ORDERS, one) == first else "" for one in ids]
     assert set(bodies) == {large, ""}
     envelopes = [encode_envelope("T" * 8, body) for body in bodies]
-    send = Enqueue("orders", "T" * 8, ids, ["+60000"], envelopes, are_ids_new=True)
+    send = Enqueue("orders", ids, ["+60000"], envelopes, are_ids_new=True)
     store = open_store(split.url, timedelta(milliseconds=600))
     store.drive(store.layout(ORDERS))
     execute_many = store.connection.execute_many

@@ -404,7 +404,7 @@ def test_two_threads_may_find_at_the_same_time_that_a_topic_has_no_window_any_mo
         return [Sent.ACCEPTED]
 
     windows = Shared(orders="always")
-    call = Enqueue("orders", "token", ["a"], ["5"], [encode_envelope("token", 1)], window="")
+    call = Enqueue("orders", ["a"], ["5"], [encode_envelope("token", 1)], window="")
     assert drive(enqueue_placed(Mock(), call, windows, write), None) == [Sent.ACCEPTED]
     assert tries == ["always", ""]
     assert not windows

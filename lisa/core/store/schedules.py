@@ -412,7 +412,6 @@ def run_split(
         made = _occurrences(name, step, token)
         sends = Enqueue(
             topic,
-            token,
             [occurrence.id for occurrence in made],
             [str(occurrence.due_ms) for occurrence in made],
             [occurrence.envelope for occurrence in made],

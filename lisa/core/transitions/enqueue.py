@@ -71,7 +71,7 @@ def numbered(values: Sequence[Argument | None]) -> list[Argument]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Enqueue(ById[Sent]):
-    """Send messages, given in columns, with one send token.
+    """Send messages, given in columns; each envelope has its send token.
 
     Raises TopicFull, KeyFull, InvalidMessage.
 
@@ -100,7 +100,6 @@ class Enqueue(ById[Sent]):
         "u": Elsewhere.UNKNOWN,
         "s": Elsewhere.SETTLED,
     }
-    token: str
     ids: Sequence[str]
     dues: Sequence[str]
     envelopes: Sequence[bytes]
@@ -143,7 +142,6 @@ class Enqueue(ById[Sent]):
         if kind == "any" and len(set(ids)) == len(ids):
             kind = "distinct"
         return [
-            self.token,
             self.on_duplicate.value,
             kind,
             len(ids),

@@ -191,7 +191,6 @@ class Sender:
         alike = part.dues.count(part.dues[0]) == len(part.dues)
         call = Enqueue(
             topic,
-            token,
             part.ids,
             part.dues[:1] if alike else part.dues,
             [head + tail for tail in part.tails],
