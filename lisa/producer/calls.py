@@ -254,13 +254,13 @@ def combine(messages: Sequence[Single]) -> Encoded:
         made = new_ids(len(own))
         ids = made if are_new else [a or b for a, b in zip(own, made, strict=True)]
     else:
-        ids = list(map(_whole_id, own, keys))
+        ids = list(map(whole_id, own, keys))
     alike = dues.count(dues[0]) == len(dues)
     dues = dues[:1] if alike else dues
     return Encoded(ids, dues, tails, ttls_ms, policies, are_new, True in local)
 
 
-def _whole_id(own_id: str | None, key: str | None) -> str:
+def whole_id(own_id: str | None, key: str | None) -> str:
     """A message's id from its parts; generates the part after the key if it is None."""
     if key is None:
         return own_id or new_id()
@@ -277,7 +277,7 @@ def calls(
     """
     for run in _runs(whole):
         if is_rule(run.dues[0]):
-            for part in _parts(run, max(1, size // HIGH_COST)):
+            for part in parts(run, max(1, size // HIGH_COST)):
                 yield coalesce(topic, part, send_token)
         else:
             yield from _enqueue_calls(topic, on_duplicate, run, size, send_token)
@@ -316,8 +316,8 @@ def coalesce(topic: str, part: Encoded, send_token: str | None = None) -> Coales
 def _enqueue_calls(
     topic: str, on_duplicate: OnDuplicate, whole: Encoded, size: int, send_token: str | None
 ) -> Iterator[Enqueue]:
-    cost = _cost(whole, on_duplicate)
-    for part in _parts(whole, MOST if cost == 1 else max(1, size // cost)):
+    each = cost(whole, on_duplicate)
+    for part in parts(whole, MOST if each == 1 else max(1, size // each)):
         head = encode_head(send_token or new_token())
         yield Enqueue(
             topic,
@@ -333,7 +333,7 @@ def _enqueue_calls(
         )
 
 
-def _cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
+def cost(whole: Encoded, on_duplicate: OnDuplicate) -> int:
     """Cost of one of these messages on the server, relative to the cheapest kind."""
     if not whole.are_ids_new:
         return REPLACE_COST if on_duplicate in _REPLACING else HIGH_COST
@@ -362,7 +362,7 @@ def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enque
         return coalesce(topic, combine([message]))
     return Enqueue(
         topic,
-        [_whole_id(message.id, message.key)],
+        [whole_id(message.id, message.key)],
         [message.due],
         [encode_head(new_token()) + message.tail],
         [message.ttl_ms],
@@ -374,7 +374,8 @@ def single_call(topic: str, on_duplicate: OnDuplicate, message: Single) -> Enque
     )
 
 
-def _parts(whole: Encoded, size: int) -> Iterator[Encoded]:
+def parts(whole: Encoded, size: int) -> Iterator[Encoded]:
+    """The messages in parts of at most `size`, each within the byte budget of a call."""
     lengths = list(map(len, whole.tails))
     if len(lengths) <= size and sum(lengths) <= BYTES_PER_CALL:
         yield whole

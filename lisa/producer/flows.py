@@ -151,6 +151,11 @@ class Sending:
         if is_listed:
             self._registered[topic] = now
 
+    def _register(self, topic: str) -> Flow[None]:
+        """Register the topic, unless this was done within the last seconds."""
+        if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
+            yield from self._open_to_send(topic)
+
     def _check_retention(self, topic: str) -> Flow[None]:
         """Refuse a patience so long that a repeated send could outlive the record of its id."""
         if self._patience <= PRODUCER_RETRY_TIME:
@@ -172,8 +177,7 @@ class Sending:
         token: str | None = None,
     ) -> Flow[None]:
         """Send encoded messages and add each outcome to the report as it arrives."""
-        if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
-            yield from self._open_to_send(topic)
+        yield from self._register(topic)
         size = self._store.batch_size(topic, Enqueue)
         for call in calls(topic, on_duplicate, messages, size, token):
             report.add(*(yield from self._put(call)))
@@ -192,8 +196,7 @@ class Sending:
         self, topic: str, on_duplicate: OnDuplicate, message: Single
     ) -> Flow[SendOutcome]:
         """Send one message in its own script call."""
-        if time.monotonic() - self._registered.get(topic, -math.inf) >= REGISTER_EVERY_S:
-            yield from self._open_to_send(topic)
+        yield from self._register(topic)
         call = single_call(topic, on_duplicate, message)
         ids, outcomes = yield from self._put(call)
         return SendOutcome(ids[0], outcomes[0])
@@ -273,8 +276,13 @@ class Sending:
         due: str | None,
         zone: tzinfo | None,
         options: Mapping[str, Any],
+        *,
+        now_ms: int | None = None,
     ) -> Flow[Rescheduled]:
-        """Change a due time by a wall time or in a window; see `place_again` for the arguments."""
+        """Change a due time by a wall time or in a window; see `place_again` for the arguments.
+
+        now_ms: when the call was made; by default now.
+        """
         # Imported late: few programs use windows.
         from lisa.core.model.windows.placing import clock_ms, place_again
         from lisa.core.store.placing import note_new_local
@@ -282,7 +290,12 @@ class Sending:
         yield from self._open()
         headers, window = yield from self._read_placing(check_topic(topic), check_id(message_id))
         due, local = place_again(
-            options, due, zone, headers=headers or {}, topic_window=window, now_ms=clock_ms()
+            options,
+            due,
+            zone,
+            headers=headers or {},
+            topic_window=window,
+            now_ms=now_ms or clock_ms(),
         )
         if local is not None and headers is not None:
             yield from note_new_local(self._store, topic, message_id, due, local)

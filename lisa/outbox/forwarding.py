@@ -1,0 +1,218 @@
+"""Does the operations of rows in Redis, in the order of each message."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from lisa.core.model.clock import parse_zone
+from lisa.core.model.envelope import encode_head
+from lisa.core.model.errors import (
+    ConfigError,
+    InvalidMessage,
+    KeyFull,
+    LisaError,
+    ServerUnavailable,
+)
+from lisa.core.redis.flow import Flow
+from lisa.core.store.store import chunks
+from lisa.core.transitions.base import HasWindow
+from lisa.core.transitions.change import Cancel, Reschedule
+from lisa.core.transitions.coalesce import is_rule
+from lisa.core.transitions.enqueue import Enqueue
+from lisa.outbox.outbox import CANCEL, SEND, RowOptions
+from lisa.producer.calls import Encoded, coalesce, cost, parts
+from lisa.producer.flows import Sending
+
+
+class Operation(NamedTuple):
+    """A row, and since when it is in the table, by the database's clock when it was read."""
+
+    seq: int
+    id_hash: int
+    operation: str
+    topic: str
+    message_id: str
+    token: str
+    due: str
+    options: RowOptions
+    envelope: bytes
+    created_ms: int
+    age_ms: int
+    read_s: float
+    """When it was read, by the monotonic clock."""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Operations of the same kind can be one call."""
+        is_alone = (self.operation == SEND and is_rule(self.due)) or bool(self.options.calendar)
+        return self.topic, self.operation, self.options.mode, is_alone and self.seq
+
+
+_decode_options = msgspec.json.Decoder(RowOptions).decode
+_NONE = RowOptions()
+
+
+def read_options(text: str | None) -> RowOptions:
+    """The column `options`."""
+    return _NONE if text is None else _decode_options(text)
+
+
+class Failure(NamedTuple):
+    """Why an operation was not done. If it `is_final`, no further attempt can succeed."""
+
+    reason: str
+    is_final: bool
+
+
+class Forwarding(Sending):
+    """Steps of a relay. Middleware has run at the outbox."""
+
+    def forward(self, rows: Sequence[Operation]) -> Flow[dict[int, Failure | None]]:
+        """Do operations, given by `seq`. Returns for each that had its turn why it failed, or None.
+
+        Operations after one that failed, on the same message, have no turn. Each can be repeated
+        without a further effect. Raises ServerUnavailable; on a cluster only if no node answers.
+        """
+        results: dict[int, Failure | None] = {}
+        stuck: set[int] = set()
+        for turn in _turns(rows):
+            kinds = defaultdict[object, list[Operation]](list)
+            for row in turn:
+                if row.id_hash not in stuck:
+                    kinds[row.kind].append(row)
+            for part in kinds.values():
+                yield from self._attempt(part, results)
+            stuck.update(row.id_hash for row in turn if results.get(row.seq))
+        return results
+
+    def _attempt(
+        self, part: Sequence[Operation], results: dict[int, Failure | None]
+    ) -> Flow[LisaError | None]:
+        """Do operations of one kind; if the call fails, each half of them, for an error of one.
+
+        Returns an error that all further operations of the topic would raise.
+        """
+        try:
+            yield from self._do(part)
+        except LisaError as error:
+            if isinstance(error, ServerUnavailable) and not self._store.has_nodes:
+                raise
+            if len(part) > 1 and not isinstance(error, ServerUnavailable | ConfigError):
+                middle = len(part) // 2
+                further = yield from self._attempt(part[:middle], results)
+                if further is None:
+                    return (yield from self._attempt(part[middle:], results))
+                error, part = further, part[middle:]
+            failure = Failure(str(error), isinstance(error, InvalidMessage))
+            results.update((row.seq, failure) for row in part)
+            return None if isinstance(error, InvalidMessage | KeyFull) else error
+        results.update((row.seq, None) for row in part)
+        return None
+
+    def _do(self, part: Sequence[Operation]) -> Flow[None]:
+        topic, operation = part[0].topic, part[0].operation
+        if operation == SEND:
+            yield from self._register(topic)
+            yield from self._send_rows(topic, part)
+            return
+        yield from self._open()
+        if operation == CANCEL:
+            for some in chunks([row.message_id for row in part], self._size(topic, Cancel)):
+                yield from self._write(Cancel(topic, some))
+            return
+        for rows in chunks(part, self._size(topic, Reschedule)):
+            yield from self._reschedule_rows(topic, rows)
+
+    def _send_rows(self, topic: str, rows: Sequence[Operation]) -> Flow[None]:
+        dues = yield from self._dues(topic, rows)
+        options = [row.options for row in rows]
+        whole = Encoded(
+            [row.message_id for row in rows],
+            dues,
+            [row.envelope for row in rows],
+            [own.ttl_ms for own in options],
+            [own.policy for own in options],
+            are_ids_new=False,
+            has_local=any(own.has_local for own in options),
+        )
+        if is_rule(dues[0]):
+            yield from self._put(coalesce(topic, whole, rows[0].token))
+            return
+        heads = [encode_head(row.token) for row in rows]
+        tails = [head + row.envelope for head, row in zip(heads, rows, strict=True)]
+        mode = options[0].mode
+        size = self._size(topic, Enqueue) // cost(whole, mode)
+        for part in parts(replace(whole, tails=tails), max(1, size)):
+            yield from self._put(
+                Enqueue(
+                    topic,
+                    part.ids,
+                    part.dues,
+                    part.tails,
+                    part.ttls_ms,
+                    part.policies,
+                    mode,
+                    window="",
+                    has_local=part.has_local,
+                )
+            )
+
+    def _reschedule_rows(self, topic: str, rows: Sequence[Operation]) -> Flow[None]:
+        first, options = rows[0], rows[0].options
+        zone = None if options.tz is None else parse_zone(options.tz)
+        if options.calendar:
+            yield from self._reschedule_by_calendar(
+                topic, first.message_id, None, zone, options.calendar, now_ms=first.created_ms
+            )
+            return
+        dues = yield from self._dues(topic, rows)
+        items = list(zip((row.message_id for row in rows), dues, strict=True))
+        try:
+            yield from self._write(Reschedule(topic, items, is_placed=False))
+        except HasWindow:
+            for message_id, due in items:
+                yield from self._reschedule_by_calendar(topic, message_id, due, None, {})
+
+    def _dues(self, topic: str, rows: Sequence[Operation]) -> Flow[list[str]]:
+        """The due times, in which what has passed of a delay is subtracted.
+
+        The time until the rows were read is by the database's clock, and the time since then by
+        this machine's, so that no clock is compared with another. A delay that has ended ends at an
+        instant of Redis's clock, which tells how late the message is.
+        """
+        now_ms: int | None = None
+        dues = []
+        for row in rows:
+            rule, plus, delay = row.due.rpartition("+")
+            if plus:
+                since_ms = row.age_ms + int((time.monotonic() - row.read_s) * 1000)
+                left_ms = int(delay) - max(0, since_ms)
+                if left_ms <= 0 and now_ms is None:
+                    now_ms = yield from self._store.server_time_ms(
+                        self._store.keys.topic(topic).waiting
+                    )
+                delay = f"+{left_ms}" if left_ms > 0 else str((now_ms or 0) + left_ms)
+            dues.append(rule + delay)
+        return dues
+
+    def _size(self, topic: str, kind: type[Cancel | Enqueue | Reschedule]) -> int:
+        return self._store.batch_size(topic, kind)
+
+
+def _turns(rows: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The first operation of each message, then the second of each, and so on."""
+    turns: list[list[Operation]] = []
+    counts = defaultdict[int, int](int)
+    for row in rows:
+        turn = counts[row.id_hash]
+        counts[row.id_hash] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(row)
+    yield from turns
