@@ -30,7 +30,7 @@ from lisa.producer.calls import Encoded, coalesce, cost, parts
 from lisa.producer.flows import Sending
 
 
-class Operation(NamedTuple):
+class OutboxRow(NamedTuple):
     """A row, and since when it is in the table, by the database's clock when it was read."""
 
     seq: int
@@ -63,7 +63,7 @@ def read_options(text: str | None) -> RowOptions:
     return _NONE if text is None else _decode_options(text)
 
 
-class Failure(NamedTuple):
+class RowFailure(NamedTuple):
     """Why an operation was not done. If it `is_final`, no further attempt can succeed."""
 
     reason: str
@@ -73,16 +73,16 @@ class Failure(NamedTuple):
 class Forwarding(Sending):
     """Steps of a relay. Middleware has run at the outbox."""
 
-    def forward(self, rows: Sequence[Operation]) -> Flow[dict[int, Failure | None]]:
+    def forward(self, rows: Sequence[OutboxRow]) -> Flow[dict[int, RowFailure | None]]:
         """Do operations, given by `seq`. Returns for each that had its turn why it failed, or None.
 
         Operations after one that failed, on the same message, have no turn. Each can be repeated
         without a further effect. Raises ServerUnavailable; on a cluster only if no node answers.
         """
-        results: dict[int, Failure | None] = {}
+        results: dict[int, RowFailure | None] = {}
         stuck: set[int] = set()
         for turn in _turns(rows):
-            kinds = defaultdict[object, list[Operation]](list)
+            kinds = defaultdict[object, list[OutboxRow]](list)
             for row in turn:
                 if row.id_hash not in stuck:
                     kinds[row.kind].append(row)
@@ -92,7 +92,7 @@ class Forwarding(Sending):
         return results
 
     def _attempt(
-        self, part: Sequence[Operation], results: dict[int, Failure | None]
+        self, part: Sequence[OutboxRow], results: dict[int, RowFailure | None]
     ) -> Flow[LisaError | None]:
         """Do operations of one kind; if the call fails, each half of them, for an error of one.
 
@@ -109,13 +109,13 @@ class Forwarding(Sending):
                 if further is None:
                     return (yield from self._attempt(part[middle:], results))
                 error, part = further, part[middle:]
-            failure = Failure(str(error), isinstance(error, InvalidMessage))
+            failure = RowFailure(str(error), isinstance(error, InvalidMessage))
             results.update((row.seq, failure) for row in part)
             return None if isinstance(error, InvalidMessage | KeyFull) else error
         results.update((row.seq, None) for row in part)
         return None
 
-    def _do(self, part: Sequence[Operation]) -> Flow[None]:
+    def _do(self, part: Sequence[OutboxRow]) -> Flow[None]:
         topic, operation = part[0].topic, part[0].operation
         if operation == SEND:
             yield from self._register(topic)
@@ -129,7 +129,7 @@ class Forwarding(Sending):
         for rows in chunks(part, self._size(topic, Reschedule)):
             yield from self._reschedule_rows(topic, rows)
 
-    def _send_rows(self, topic: str, rows: Sequence[Operation]) -> Flow[None]:
+    def _send_rows(self, topic: str, rows: Sequence[OutboxRow]) -> Flow[None]:
         dues = yield from self._dues(topic, rows)
         options = [row.options for row in rows]
         whole = Encoded(
@@ -163,7 +163,7 @@ class Forwarding(Sending):
                 )
             )
 
-    def _reschedule_rows(self, topic: str, rows: Sequence[Operation]) -> Flow[None]:
+    def _reschedule_rows(self, topic: str, rows: Sequence[OutboxRow]) -> Flow[None]:
         first, options = rows[0], rows[0].options
         zone = None if options.tz is None else parse_zone(options.tz)
         if options.calendar:
@@ -179,7 +179,7 @@ class Forwarding(Sending):
             for message_id, due in items:
                 yield from self._reschedule_by_calendar(topic, message_id, due, None, {})
 
-    def _dues(self, topic: str, rows: Sequence[Operation]) -> Flow[list[str]]:
+    def _dues(self, topic: str, rows: Sequence[OutboxRow]) -> Flow[list[str]]:
         """The due times, in which what has passed of a delay is subtracted.
 
         The time until the rows were read is by the database's clock, and the time since then by
@@ -205,9 +205,9 @@ class Forwarding(Sending):
         return self._store.batch_size(topic, kind)
 
 
-def _turns(rows: Sequence[Operation]) -> Iterator[list[Operation]]:
+def _turns(rows: Sequence[OutboxRow]) -> Iterator[list[OutboxRow]]:
     """The first operation of each message, then the second of each, and so on."""
-    turns: list[list[Operation]] = []
+    turns: list[list[OutboxRow]] = []
     counts = defaultdict[int, int](int)
     for row in rows:
         turn = counts[row.id_hash]

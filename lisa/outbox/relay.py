@@ -29,7 +29,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection as RedisConnection
 from lisa.core.store.presence import unique_name
 from lisa.core.store.store import SyncStore
-from lisa.outbox.forwarding import Failure, Forwarding, Operation, read_options
+from lisa.outbox.forwarding import Forwarding, OutboxRow, RowFailure, read_options
 from lisa.outbox.outbox import CHANNEL
 from lisa.outbox.tables import Tables, database_ms
 
@@ -207,7 +207,7 @@ class Relay:
         self._deleted += len(done)
         return len(results)
 
-    def _count(self, row: Operation, failure: Failure | None) -> None:
+    def _count(self, row: OutboxRow, failure: RowFailure | None) -> None:
         result = "forwarded"
         if failure is not None:
             result = "set_aside" if failure.is_final else "postponed"
@@ -327,7 +327,7 @@ class _Queries:
 
     def read(
         self, connection: Connection, numbers: Sequence[tuple[int, int]]
-    ) -> tuple[list[Operation], dict[int, int | None]]:
+    ) -> tuple[list[OutboxRow], dict[int, int | None]]:
         """The locked rows whose earlier operations on the same message are locked, too.
 
         Also, for rows behind one that is set aside or postponed, when that is tried again. Reads
@@ -339,7 +339,7 @@ class _Queries:
         query = select(table, database_ms().label("now_ms")).where(table.c.id_hash.in_(hashes))
         found = connection.execute(query.order_by(table.c.seq)).all()
         read_s = time.monotonic()
-        rows, behind = list[Operation](), dict[int, Any]()
+        rows, behind = list[OutboxRow](), dict[int, Any]()
         blocked: dict[int, int | None] = {}
         for row in found:
             if row.id_hash in behind:
@@ -350,7 +350,7 @@ class _Queries:
                 behind[row.id_hash] = row
             else:
                 rows.append(
-                    Operation(
+                    OutboxRow(
                         row.seq,
                         row.id_hash,
                         row.operation,
@@ -372,7 +372,7 @@ class _Queries:
         if numbers:
             connection.execute(delete(self._table).where(self._table.c.seq.in_(numbers)))
 
-    def postpone(self, connection: Connection, seq: int, failure: Failure) -> None:
+    def postpone(self, connection: Connection, seq: int, failure: RowFailure) -> None:
         """Set a row aside, or have it tried again later."""
         again = None if failure.is_final else database_ms() + TRY_AGAIN_MS
         change = update(self._table).where(self._table.c.seq == seq)

@@ -266,10 +266,11 @@ def test_a_call_must_know_the_topics_window(bench: Bench, n: int) -> None:
 
 
 def test_each_message_of_a_call_is_known_by_its_own_token(bench: Bench) -> None:
-    first = [item("a", FAR, "1", sender="A"), item("b", FAR, "1", sender="B")]
-    bench.call(Enqueue(TOPIC, *zip(*first, strict=True), on_duplicate=REPLACE))  # type: ignore[arg-type]
+    def sent(*items: Item) -> list[Sent]:
+        ids, dues, envelopes, *_ = zip(*items, strict=True)
+        return bench.call(Enqueue(TOPIC, ids, dues, envelopes, on_duplicate=REPLACE))
+
+    sent(item("a", FAR, "1", sender="A"), item("b", FAR, "1", sender="B"))
     again = [item("b", FAR, "2", sender="B"), item("a", FAR, "2", sender="C")]
-    again.append(item("c", FAR, "2", sender="C"))
-    call = Enqueue(TOPIC, *zip(*again, strict=True), on_duplicate=REPLACE)  # type: ignore[arg-type]
-    assert bench.call(call) == [ACCEPTED, REPLACED, ACCEPTED]
+    assert sent(*again, item("c", FAR, "2", sender="C")) == [ACCEPTED, REPLACED, ACCEPTED]
     assert bench.state()["body"] == {"a": "Cr2", "b": "B-1", "c": "C-2"}
