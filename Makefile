@@ -32,7 +32,7 @@ help:
 	@echo "make bench-pipeline  measure the Spark jobs: about an hour"
 	@echo "make bench-gateway  measure the HTTP gateway: one minute"
 	@echo "make bench-safety  measure how long scripts block a server with ten million messages: 4 GiB"
-	@echo "make reference  generate the reference pages, the example of all topic options and the TypeScript types"
+	@echo "make reference  generate the reference pages, the example of all topic options, SQL and the TypeScript types"
 	@echo "make proto   generate the Python code of the gRPC service from lisa.proto"
 	@echo "make images  take the pictures of page and terminal again; needs Chromium"
 	@echo "make docs    build the documentation site in build/site; a warning is an error"
@@ -107,6 +107,7 @@ reference: $(VENV)/.dev
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/generate_examples.py
 	$(BIN)/python docs/generate_scale.py
+	$(BIN)/python docs/generate_sql.py
 	$(BIN)/python clients/generate_types.py
 
 # An older compiler, in an environment of its own: code that it generates runs with its version of

@@ -48,6 +48,10 @@ class DatabaseServer:
         """The database's JDBC URL."""
         return f"jdbc:{self.kind}://127.0.0.1:{self.port}/archive"
 
+    def sqlalchemy_url(self, driver: str) -> str:
+        """The database's URL for SQLAlchemy, with a driver such as `psycopg`."""
+        return f"{self.kind}+{driver}://{USER}:{PASSWORD}@127.0.0.1:{self.port}/archive"
+
     @property
     def properties(self) -> dict[str, str]:
         """Connection properties for the URL."""
@@ -73,11 +77,10 @@ class DatabaseServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def missing(kind: str) -> str | None:
-    """What this machine lacks for that kind of server; None if nothing."""
+def missing(kind: str, *files: Path) -> str | None:
+    """What this machine lacks for that kind of server, and of the files; None if nothing."""
     lacks = [name for name in _programs(kind) if _find(kind, name) is None]
-    if not JARS[kind].exists():
-        lacks.append(str(JARS[kind]))
+    lacks += [str(file) for file in files if not file.exists()]
     return f"{', '.join(lacks)} missing: apt-get install {PACKAGES[kind]}" if lacks else None
 
 
