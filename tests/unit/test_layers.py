@@ -258,10 +258,11 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    """A name in a log or a diff is clear."""
+    """A name in a log or a diff is clear. Django prescribes two of them."""
     homes = defaultdict[str, list[str]](list)
     for module, source in SOURCES.items():
         for node in nodes(source):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert shared.keys() <= {"Command", "Meta"}, shared

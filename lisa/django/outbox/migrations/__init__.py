@@ -1,0 +1,1 @@
+"""Migrations; tables have the names of the setting LISA_OUTBOX."""

@@ -1,0 +1,185 @@
+"""The outbox in Django projects."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, make_url
+
+from lisa import Producer
+from lisa.outbox import Outbox, Relay, Tables
+from tests.outbox.conftest import Database
+from tests.programs import python
+from tests.servers import ROOT, Processes, wait_until
+
+pytest.importorskip("django", reason="django is not installed")
+
+SETTINGS = """
+import pymysql
+pymysql.install_as_MySQLdb()
+SECRET_KEY = "of-tests"
+USE_TZ = True
+INSTALLED_APPS = ["lisa.django", "lisa.django.outbox"]
+DATABASES = {{"default": {database!r}}}
+LISA = {{"server": {server!r}}}
+LISA_OUTBOX = {names!r}
+"""
+ENGINES = {"postgresql": "postgresql", "mariadb": "mysql", "sqlite": "sqlite3"}
+NAMES = {"outbox": "shop_operations_to_forward", "inbox": "shop_deliveries_handled"}
+TABLES = Tables(outbox=NAMES["outbox"], inbox=NAMES["inbox"])
+START = """
+import django
+django.setup()
+from django.db import transaction
+from lisa.django import outbox
+"""
+
+
+class Project:
+    """A project without a module of its own; `manage` and `run` return what is printed."""
+
+    def __init__(self, folder: Path, database: Database, server: str) -> None:
+        self._folder, self._server = folder, server
+        url = make_url(database.url)
+        self._database = {
+            "ENGINE": f"django.db.backends.{ENGINES[database.kind]}",
+            "NAME": url.database,
+            "USER": url.username or "",
+            "PASSWORD": url.password or "",
+            "HOST": url.host or "",
+            "PORT": str(url.port or ""),
+            "OPTIONS": {"sslmode": "prefer"} if database.kind == "postgresql" else {},
+        }
+        self.set(NAMES)
+
+    def set(self, names: object) -> None:
+        """Set LISA_OUTBOX."""
+        told = SETTINGS.format(database=self._database, server=self._server, names=names)
+        (self._folder / "shop_settings.py").write_text(told)
+
+    @property
+    def env(self) -> dict[str, str]:
+        path = os.pathsep.join([str(self._folder), str(ROOT)])
+        return {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": path}
+
+    def manage(self, *words: str) -> str:
+        said: str = python("-m", "django", *words, env=self.env).stdout
+        return said
+
+    def run(self, code: str, *, check: bool = True) -> str:
+        done = python("-c", START + code, env=self.env, check=check)
+        said: str = done.stdout if check else done.stderr
+        return said
+
+
+@pytest.fixture
+def project(tmp_path: Path, database: Database, redis_url: str) -> Project:
+    return Project(tmp_path, database, redis_url)
+
+
+def states(producer: Producer, said: str) -> dict[str, str | None]:
+    """The states of messages, from lines of a name and an id."""
+    found = dict[str, str | None]()
+    for name, message_id in (line.split(" ") for line in said.splitlines()):
+        status = producer.get("orders", message_id)
+        found[name] = None if status is None else str(status.state)
+    return found
+
+
+OPERATIONS = """
+def show(name, **options):
+    print(name, outbox.send("orders", {"order": name}, delay="1h", **options))
+
+show("alone")
+with transaction.atomic():
+    show("committed", key="42")
+    try:
+        with transaction.atomic():
+            show("savepoint")
+            raise LookupError
+    except LookupError:
+        pass
+    show("cancelled", id="order-1")
+    show("moved", id="order-2")
+try:
+    with transaction.atomic():
+        show("rolled-back")
+        outbox.cancel("orders", "order-2")
+        raise LookupError
+except LookupError:
+    pass
+with transaction.atomic():
+    outbox.cancel("orders", "order-1")
+    outbox.reschedule("orders", "order-2", delay="3h", using="default")
+"""
+
+
+def test_operations_are_those_of_committed_transactions(
+    project: Project, engine: Engine, redis_url: str
+) -> None:
+    project.manage("migrate", "-v", "0")
+    said = project.run(OPERATIONS)
+    relay = Relay(engine, redis_url, tables=TABLES)
+    assert relay.step() == 6
+    relay.stop()
+    with Producer(redis_url) as producer:
+        assert states(producer, said) == {
+            "alone": "waiting",
+            "committed": "waiting",
+            "savepoint": None,
+            "cancelled": "cancelled",
+            "moved": "waiting",
+            "rolled-back": None,
+        }
+        moved: Any = producer.get("orders", "order-2")
+        alone: Any = producer.get("orders", said.split(maxsplit=2)[1])
+        assert moved.due_ms - alone.due_ms > 3_600_000
+        assert alone.body == {"order": "alone"}
+
+
+def test_migrations_follow_the_setting(project: Project, engine: Engine) -> None:
+    """The tables are those that an outbox without Django uses, and models match the migrations."""
+    project.manage("migrate", "-v", "0")
+    project.manage("makemigrations", "--check")
+    with engine.begin() as connection:
+        outbox = Outbox(tables=TABLES)
+        outbox.send(connection, "orders", 42)
+        connection.execute(TABLES.inbox.insert().values(digest=b"\xff" * 16, expires_ms=2**41))
+        (row,) = connection.execute(TABLES.outbox.select()).all()
+        assert (row.seq, row.try_ms, row.reason) == (1, 0, None)
+    code = (
+        "from lisa.django.outbox.models import *\n"
+        "print(OutboxOperation.objects.get().topic, HandledDelivery.objects.get().digest.hex())"
+    )
+    assert project.run(code).split() == ["orders", "ff" * 16]
+
+
+def test_the_command_runs_a_relay(
+    project: Project, engine: Engine, redis_url: str, processes: Processes
+) -> None:
+    project.manage("migrate", "-v", "0")
+    relay = processes.start("-m", "django", "lisa_relay", env=project.env)
+    said = project.run("print('sent', outbox.send('orders', 42, delay='1h'))")
+    with Producer(redis_url) as producer:
+        wait_until(lambda: states(producer, said) == {"sent": "waiting"} or not relay.alive)
+    relay.signal(signal.SIGTERM)
+    assert relay.wait() == 0
+
+
+def test_mistakes_are_named(tmp_path: Path, redis_url: str) -> None:
+    project = Project(
+        tmp_path, Database("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""), redis_url
+    )
+    project.set({"outbocks": "shop"})
+    said = project.run("", check=False)
+    assert "ConfigError: the setting LISA_OUTBOX is a dict of names of tables" in said
+    project.set(NAMES)
+    said = project.run("outbox.send('orders', object())", check=False)
+    assert "InvalidMessage" in said
+    missing = "import sys; sys.modules['sqlalchemy'] = None; from lisa.django import outbox"
+    said = python("-c", missing, env=project.env, check=False).stderr
+    assert "pip install 'lisa-delay-queue[sql]'" in said
