@@ -246,6 +246,13 @@ def _shared_id(plan: SendPlan) -> str | None:
     return COALESCED_IDS[0]
 
 
+def with_id(body: Any, message_id: str | None) -> Any:
+    """The body of a `send`, in an `Outgoing` if it has an id. Raises InvalidMessage for another."""
+    if isinstance(body, Outgoing):
+        raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
+    return body if message_id is None else Outgoing(body, id=message_id)
+
+
 def combine(messages: Sequence[Single]) -> Encoded:
     """Combine individually encoded messages; generates the missing ids."""
     own, dues, tails, ttls_ms, policies, local, keys = zip(*messages, strict=True)

@@ -40,17 +40,17 @@ from lisa.producer.calls import (
     pieces,
     single,
     single_call,
+    with_id,
 )
 from lisa.producer.plan import (
     NOW,
     DueOptions,
     Late,
-    Outgoing,
     RetryDelays,
     SendOptions,
     SendPlan,
-    check_options,
     due_text,
+    new_due,
     showing,
 )
 
@@ -206,10 +206,7 @@ class Sending:
     ) -> Flow[SendOutcome]:
         """Check and send one body."""
         plan = SendPlan.of(options, self._zone)
-        if isinstance(body, Outgoing):
-            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
-        if message_id is not None:
-            body = Outgoing(body, id=message_id)
+        body = with_id(body, message_id)
         if self._middleware and not self._is_idle():
             return (yield from self._piece(SendCall(topic, [body], options)))[0]
         message = single(plan, body)
@@ -427,16 +424,8 @@ class Flows(Sending):
 
         {options}
         """
-        check_options(due, DueOptions)
-        zone = self._zone if (tz := due.get("tz")) is None else parse_zone(tz)
-        at = due_text(due.get("delay"), due.get("at"), due.get("at_ms"), zone)
-        calendar = {name: due.get(name) for name in ("at_local", "fold", "business_days")}
-        is_by_calendar = any(value is not None for value in calendar.values())
-        if at is None and not is_by_calendar:
-            raise InvalidMessage(
-                "reschedule needs delay, at, at_ms or at_local; fire_now makes it due now"
-            )
-        if at is not None and not is_by_calendar:
+        at, zone, calendar = new_due(due, self._zone)
+        if at is not None and not calendar:
             with suppress(HasWindow):
                 return (yield from self._reschedule(topic, message_id, at, is_placed=False))
         return (yield from self._reschedule_by_calendar(topic, message_id, at, zone, calendar))

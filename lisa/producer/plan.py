@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from inspect import Parameter, cleandoc, signature
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
@@ -392,6 +392,31 @@ def due_text(
     if at is not None:
         return str(_at_ms(at, zone))
     return None if at_ms is None else str(check_due_ms(at_ms))
+
+
+def new_due(
+    options: DueOptions, zone: tzinfo | None
+) -> tuple[str | None, tzinfo | None, dict[str, Any]]:
+    """What a reschedule asks for: a due time, the zone, and the options of the calendar given.
+
+    zone: the producer's default zone. Raises InvalidMessage, or TypeError for an unknown option.
+    """
+    check_options(options, DueOptions)
+    tz = options.get("tz")
+    zone = parse_zone(tz) if tz is not None else zone
+    due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
+    given = {name: options.get(name) for name in ("at_local", "fold", "business_days")}
+    calendar = {name: value for name, value in given.items() if value is not None}
+    if due is None and not calendar:
+        raise InvalidMessage(
+            "reschedule needs delay, at, at_ms or at_local; fire_now makes it due now"
+        )
+    if calendar:
+        from lisa.core.model.windows.placing import asked_local, clock_ms  # late: as in `_placed`
+
+        # Where no zone is known, that of the message's window may apply.
+        asked_local(calendar, due, zone or UTC, None, clock_ms())
+    return due, zone, calendar
 
 
 def _at_ms(at: datetime, zone: tzinfo | None) -> int:

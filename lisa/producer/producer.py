@@ -14,7 +14,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from datetime import timedelta, tzinfo
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from lisa.core.model.addresses import KUBERNETES_VARIABLE
 from lisa.core.model.clock import option_duration
@@ -43,6 +44,13 @@ from lisa.producer.calls import (
 from lisa.producer.flows import Flows, Sending
 from lisa.producer.plan import SendOptions, SendPlan
 
+if TYPE_CHECKING:
+    from django.db.transaction import Atomic
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    from lisa.producer.on_commit import OnCommit
+
 T = TypeVar("T")
 
 
@@ -64,6 +72,8 @@ class BaseProducer(Sending, ABC):
     """
 
     _form: str
+    _clock: Callable[[], float] = staticmethod(monotonic)
+    """The clock of delays that begin before the send, in seconds; see `on_commit`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let Python's errors about the constructor's arguments name the public class."""
@@ -183,6 +193,25 @@ class Producer(BaseProducer):
     ) -> Iterator[SendOutcome]:
         for piece in pieces(bodies):
             yield from self._drive(self._piece(SendCall(topic, piece, options)))
+
+    def on_commit(
+        self, transaction: Session | scoped_session[Any] | Atomic | str | None = None
+    ) -> OnCommit:
+        """Calls that are made once a database transaction is committed, or never.
+
+        transaction: a `Session` of SQLAlchemy; or of Django, `atomic()` or the alias of a database,
+            by default that of "default". A call outside any transaction begins one of the session;
+            in Django it is made at once.
+
+            with Session(engine) as session, session.begin():
+                session.add(order)
+                producer.on_commit(session).send("order-timeouts", {"order": 42}, delay="30m")
+
+        If the process dies between the commit and the call, the call is never made.
+        """
+        from lisa.producer.on_commit import OnCommit  # late: few programs use it
+
+        return OnCommit(self, transaction, self._zone, self._clock)
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -319,6 +348,17 @@ class AsyncProducer(BaseProducer):
             for outcome in await self._drive(self._piece(SendCall(topic, piece, options))):
                 yield outcome
 
+    def on_commit(self, session: AsyncSession | async_scoped_session[Any]) -> OnCommit:
+        """Calls that are made once the transaction of a session of SQLAlchemy is committed.
+
+        Its methods are not coroutines: `await session.commit()` makes the calls, all of them also
+        if it is cancelled meanwhile. Otherwise like `Producer.on_commit`.
+        """
+        from lisa.producer.on_commit import OnCommit  # late: as in `Producer`
+
+        current = session() if callable(session) else session  # if scoped
+        return OnCommit(self, current.sync_session, self._zone, self._clock)
+
     async def close(self) -> None:
         """Send what is still queued and close the connections; a later call reconnects.
 
@@ -399,6 +439,7 @@ send_stream = _on_shared(Producer.send_stream)
 cancel = _on_shared(Producer.cancel)
 cancel_many = _on_shared(Producer.cancel_many)
 reschedule = _on_shared(Producer.reschedule)
+on_commit = _on_shared(Producer.on_commit)
 fire_now = _on_shared(Producer.fire_now)
 get = _on_shared(Producer.get)
 list_key = _on_shared(Producer.list_key)

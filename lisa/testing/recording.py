@@ -117,6 +117,7 @@ class _Recording(BaseProducer):
     """
 
     _store: RecordedStore | AsyncRecordedStore
+    _clock = staticmethod(float)  # 0.0: no time passes until a commit
 
     def __init__(
         self,

@@ -111,9 +111,9 @@ for needs in (
 
 INSIDE = {
     *("BaseMiddleware", "Body_co", "ConsumerSettings", "Delivered", "Numbers", "SignalSender"),
-    *("Store", "Verdict"),
+    *("Session", "Store", "Verdict"),
 }
-"""A type variable, and types that only Lisa itself passes or uses."""
+"""A type variable, types that only Lisa itself passes or uses, and SQLAlchemy's `Session`."""
 
 
 def annotated(name: str) -> Iterator[str]:
