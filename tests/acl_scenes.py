@@ -11,6 +11,7 @@ from unittest import mock
 
 import httpx
 from click.testing import CliRunner
+from sqlalchemy import create_engine
 
 from lisa import Consumer, Defer, Manager, Message, Outgoing, Producer
 from lisa.cli.main import main
@@ -31,6 +32,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.manager.pruner import Pruner
 from lisa.manager.sharder import Sharder
+from lisa.outbox import Outbox, Relay, Tables
 from lisa.producer import flows
 from tests.acl_stage import KEYS, Stage
 from tests.gateway.push_targets import Target
@@ -39,7 +41,7 @@ from tests.roles import Cast, Services
 from tests.rows import Item, enqueue
 from tests.servers import wait_until
 
-MINUTE = timedelta(minutes=1)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 NOW = timedelta(0)
 
 
@@ -479,6 +481,54 @@ def push_to(gateway: Gateway, target: Target) -> None:
     request(gateway, "DELETE", f"{POLL}/push?group=g")
 
 
+def relay(stage: Stage) -> None:
+    """Forward every kind of operation, and announce the relay."""
+    g = stage.cast().declare(journal="1")
+    stage.cast(group="h").declare()
+    for message_id in ("held", "taken"):
+        g.send(message_id=message_id)
+    entry, _ = g.take(2)
+    g.store.call(Fail("orders", g.group, [Failure(entry.id, entry.entry, "no", 0)]))
+    stage.cast("direct").declare()
+    stage.cast("limited").declare(capacity="2")
+    damaged = stage.cast("damaged").declare()
+    damaged.send(message_id="lost", delay_ms=60_000)
+    stage.admin.delete(damaged.own.ready)  # another program deleted it: the group is declared again
+    stage.admin.hset(damaged.own.entries, "lost", "1-1")
+    stage.admin.zrem(damaged.keys.waiting, "lost")
+    with tempfile.TemporaryDirectory() as directory:
+        engine, tables, outbox = create_engine(f"sqlite:///{directory}/db"), Tables(), Outbox()
+        tables.metadata.create_all(engine)
+        with engine.begin() as session:
+            for number in range(30):
+                outbox.send(session, "orders", number, id=f"m{number}", delay=MINUTE, ttl=HOUR)
+            outbox.send(session, "orders", "x", delay=MINUTE, key="k", retry="0,0,2m")
+            outbox.send(session, "orders", "x", key="t", throttle=MINUTE)
+            outbox.send(session, "orders", "x", at_local="2099-01-01T09:00", tz="Europe/Berlin")
+            outbox.send(session, "orders", "x", id="m1", delay=MINUTE, on_duplicate="replace")
+            outbox.send(session, "orders", "x", id="taken", delay=MINUTE, on_duplicate="replace")
+            outbox.send(session, "direct", "now")
+            for message_id in ("m1", "held", "taken"):
+                outbox.reschedule(session, "orders", message_id, delay=MINUTE)
+            outbox.reschedule(session, "orders", "m2", at_local="2099-01-01T09:00", tz="UTC")
+            for message_id in ("m3", "held", "taken"):
+                outbox.cancel(session, "orders", message_id)
+            outbox.cancel(session, "damaged", "lost")
+            outbox.send(session, "limited", "x", delay=MINUTE)
+        with stage.watched(), Relay(engine, stage.url) as relay:
+            wait_until(lambda: relay.done.numbers().get(("cancel", "forwarded"), 0) == 4)
+            wait_until(lambda: presence_of_relays(stage))
+            Cast(stage.url).store.call(Inspect("orders", ["m1", "m2"]))  # several bodies
+        engine.dispose()
+        assert presence_of_relays(stage) == []
+        assert relay.errors == 0, relay.error
+
+
+def presence_of_relays(stage: Stage) -> list[presence.RelayPresence]:
+    store = Cast(stage.plain).store
+    return store.drive(presence.relays(store))
+
+
 SCENES: dict[str, Callable[[Stage], None]] = {
     "producer": produce,
     "manager": manage,
@@ -486,4 +536,5 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "gateway": serve,
     "operator": operate,
     "reader": look,
+    "relay": relay,
 }

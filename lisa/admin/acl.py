@@ -27,7 +27,7 @@ _ALWAYS = ("EVALSHA", "SELECT")
 _CLUSTER = ("ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS")
 """Commands of redis-py's cluster client and of `lisa doctor`."""
 _DURABILITY = ("WAIT", "WAITAOF")
-_DURABLE = ("producer", "gateway", "operator")
+_DURABLE = ("producer", "gateway", "operator", "relay")
 """Roles that heed the setting `durability`, which waits for replicas."""
 
 _SENDING = ("cancel", "coalesce", "declare", "enqueue", "inspect", "reschedule", "schedule")
@@ -154,6 +154,12 @@ ROLES = {
          "set_layout", "undeclare"),
         (*_READING, "COMMAND|INFO", "HDEL", "HEXISTS", "HSCAN", "PING",
          "SCAN", "SCRIPT|EXISTS", "SET", "TIME", "TYPE", "XACK", "XDEL", "ZADD", "ZREM", "ZSCAN"),
+    ),
+    "relay": Role(
+        "forwards the operations of an outbox",
+        ("cancel", "coalesce", "declare", "enqueue", "inspect", "reschedule"),
+        (*_SCHEMA, "HDEL", "HGET", "HGETALL", "HMGET", "HSET", "TIME", "ZADD", "ZRANGE"),
+        optional=("INFO",),
     ),
     "pipeline": Role(
         "the Spark data source and its jobs",

@@ -1,4 +1,4 @@
-"""The commands `lisa`, `lisa-manager`, `lisa-consumer` and `lisa-gateway`."""
+"""The commands `lisa`, `lisa-manager`, `lisa-consumer`, `lisa-gateway` and `lisa-relay`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def run_consumer() -> None:
 def run_gateway() -> None:
     """Run `lisa-gateway`."""
     _run("lisa-gateway", "lisa.cli.gateway", "gateway")
+
+
+def run_relay() -> None:
+    """Run `lisa-relay`."""
+    _run("lisa-relay", "lisa.cli.relay", "standard")
 
 
 def _run(command: str, module: str, extra: str) -> None:

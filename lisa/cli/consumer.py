@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from lisa.cli.daemon import (
     import_handlers,
     parent_option,
     run_daemon,
+    serve_pages,
 )
 
 if TYPE_CHECKING:
@@ -105,9 +106,7 @@ def _run_one(
     freeze_loaded_objects()
     with ExitStack() as stack:
         if parent_pipe is None:
-            _serve_pages(
-                stack, settings, consumer.health, lambda: consumer.numbers() | of_process()
-            )
+            serve_pages(stack, settings, consumer.health, lambda: consumer.numbers() | of_process())
         elif numbers is not None:
             leave_numbers(numbers, lambda: (own := consumer.numbers()) and own | of_process())
         running = consumer.run()
@@ -165,28 +164,8 @@ def _run_processes(settings: ConsumerSettings) -> int:
         if settings.http is not None:
             shared = Shared(folder)
             none_alive: Numbers = {"lisa_up": {(): 0.0}, "lisa_processes": {(): 0.0}}
-            _serve_pages(stack, settings, family.health, lambda: none_alive | shared.read())
+            serve_pages(stack, settings, family.health, lambda: none_alive | shared.read())
         return family.run()
-
-
-def _serve_pages(
-    stack: ExitStack,
-    settings: ConsumerSettings,
-    report: Callable[[], Mapping[str, Any]],
-    numbers: Callable[[], Numbers],
-) -> None:
-    from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
-    from lisa.core.metrics.numbers import METRICS
-
-    def metrics() -> StatusResponse:
-        # Imported on the first request, to keep the start fast.
-        from lisa.core.metrics.page import metrics_page
-
-        return metrics_page("consumer", [numbers()])
-
-    if settings.http is not None:
-        pages = {HEALTH: lambda: health_page(report()), METRICS: metrics}
-        stack.enter_context(StatusServer(settings.http, pages))
 
 
 if __name__ == "__main__":

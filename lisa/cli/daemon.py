@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -17,10 +17,17 @@ from lisa.cli.options import together, warn_of_password
 from lisa.core.model.errors import ConfigError, LisaError
 
 if TYPE_CHECKING:
+    from lisa.core.metrics.numbers import Numbers
     from lisa.core.redis.address import Address
-    from lisa.core.settings import ConsumerSettings, GatewaySettings, ManagerSettings
+    from lisa.core.settings import (
+        ConsumerSettings,
+        GatewaySettings,
+        ManagerSettings,
+        RelaySettings,
+    )
+    from lisa.core.settings.roles import StatusSettings
 
-    S = TypeVar("S", ConsumerSettings, GatewaySettings, ManagerSettings)
+    S = TypeVar("S", ConsumerSettings, GatewaySettings, ManagerSettings, RelaySettings)
 
 SUBSCRIBE_TIMEOUT_S = 0.1
 """How long to wait for a refused SUBSCRIBE; the subscriber reports later refusals."""
@@ -108,6 +115,27 @@ def check_rights(role: str, address: Address, prefix: str) -> None:
                     subscription.get(SUBSCRIBE_TIMEOUT_S)
             except errors.ClientError as error:
                 raise errors.translated(error, store.where) from error
+
+
+def serve_pages(
+    stack: ExitStack,
+    settings: StatusSettings,
+    report: Callable[[], Mapping[str, Any]],
+    numbers: Callable[[], Numbers],
+) -> None:
+    """Serve `/healthz` and `/metrics` if the settings have an address, until the stack closes."""
+    from lisa.core.daemon.status import HEALTH, StatusResponse, StatusServer, health_page
+    from lisa.core.metrics.numbers import METRICS
+
+    def metrics() -> StatusResponse:
+        # Imported on the first request, to keep the start fast.
+        from lisa.core.metrics.page import metrics_page
+
+        return metrics_page(settings.role, [numbers()])
+
+    if settings.http is not None:
+        pages = {HEALTH: lambda: health_page(report()), METRICS: metrics}
+        stack.enter_context(StatusServer(settings.http, pages))
 
 
 def import_handlers(modules: Iterable[str]) -> None:

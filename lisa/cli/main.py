@@ -48,7 +48,10 @@ SECTIONS: Sections = {
         "fsck": ("lisa.cli.system", "Check messages and keys for inconsistencies."),
         "acl": ("lisa.cli.system", "Print the ACL rights that each role needs."),
         "doctor": ("lisa.cli.system", "Check the server's configuration and suggest fixes."),
-        "outbox": ("lisa.cli.outbox", "Print the tables of outbox and inbox as SQL."),
+        "outbox": (
+            "lisa.cli.outbox",
+            "Print the tables as SQL; list, retry or discard rows set aside.",
+        ),
         "pipeline": ("lisa.cli.pipeline", "Schedule, archive, report, search, restore with Spark."),
     },
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +48,15 @@ def main(path: Path | None, handlers: tuple[str, ...], **flags: str | None) -> N
         import_handlers(settings.handlers)
         check_rights("manager", Address.from_settings(settings.redis), settings.prefix)
         manager = Manager.from_config(path, **overrides)
-        freeze_loaded_objects()
-        manager.run()
+        with ExitStack() as stack:
+            if settings.manager_server.relay:
+                from lisa.cli.relay import health, numbers, relay_of
+
+                relay = relay_of(settings)
+                manager.include("relay", partial(health, relay), partial(numbers, relay))
+                stack.enter_context(relay)
+            freeze_loaded_objects()
+            manager.run()
 
     run_daemon("lisa-manager", ManagerSettings, path, work, **overrides)
 

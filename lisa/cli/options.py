@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _VARIABLES = ("LISA_CONFIG", "LISA_DURABILITY", "LISA_PATIENCE", "LISA_REDIS", "
 """The variables, besides those of the section `redis`, for which a command loads the settings."""
 
 
+_DATABASE_PASSWORD = re.compile(r"[^:/]*://[^:/]*:[^@]+@|.*[?&]password=")
+
+
 def warn_of_password(url: str | None) -> None:
     """Warn if the value of --redis has a password, because the process list shows it."""
     from lisa.core.model.addresses import ServerUrl
@@ -41,10 +45,20 @@ def warn_of_password(url: str | None) -> None:
     except ConfigError:  # the address is checked later
         return
     if has_password:
-        sys.stderr.write(
-            "warning: every user of this machine can read the password in --redis from the process "
-            "list: set LISA_REDIS_URL or LISA_REDIS__PASSWORD instead\n"
-        )
+        _warn_of_password("--redis", "LISA_REDIS_URL or LISA_REDIS__PASSWORD")
+
+
+def warn_of_database_password(url: str | None) -> None:
+    """The same for --database."""
+    if url and _DATABASE_PASSWORD.match(url):
+        _warn_of_password("--database", "LISA_RELAY__DATABASE")
+
+
+def _warn_of_password(option: str, instead: str) -> None:
+    sys.stderr.write(
+        f"warning: every user of this machine can read the password in {option} from the process "
+        f"list: set {instead} instead\n"
+    )
 
 
 @dataclass(slots=True)

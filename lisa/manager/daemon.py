@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _SCHEDULES = Schedules()
-_AT_START = ("enabled", "redis", "prefix", "http", "log_format", "log_level", "handlers")
+_AT_START = (
+    "enabled", "redis", "prefix", "http", "log_format", "log_level", "handlers", "relay"
+)  # fmt: skip
 """The settings that only a start applies, apart from those of `manager-server`."""
 
 
@@ -99,10 +101,12 @@ class Manager:
         self._status: StatusServer | None = None
         if http:
             pages: dict[str, Callable[[], StatusResponse]] = {
-                HEALTH: lambda: health_page(self._engine.health()),
+                HEALTH: lambda: health_page(self.health()),
                 METRICS: self._metrics,
             }
             self._status = StatusServer(http, pages)
+        self._beside: dict[str, Callable[[], dict[str, object]]] = {}
+        self._numbers: list[Callable[[], Numbers]] = [of_process, self._engine.numbers]
         self._reading = Reading()
         self._reading_lock = threading.Lock()
         self._read = read
@@ -199,16 +203,28 @@ class Manager:
         for line in changes or ["nothing changed"]:
             log.info("reloaded: %s", line)
 
+    def include(
+        self, name: str, health: Callable[[], dict[str, object]], numbers: Callable[[], Numbers]
+    ) -> None:
+        """Show another service of this process in `/healthz`, under `name`, and `/metrics`.
+
+        It does not change the manager's own status, for which the process may be restarted.
+        """
+        self._beside[name] = health
+        self._numbers.append(numbers)
+
     def health(self) -> dict[str, object]:
         """The content of `/healthz`; `status` is ok, starting or failing."""
-        return self._engine.health()
+        beside = {name: health() for name, health in self._beside.items()}
+        return self._engine.health() | beside
 
     def _metrics(self) -> StatusResponse:
         """The Prometheus page: the manager's own metrics, and the state of the topics in Redis."""
         # Imported on first use, so that a manager without scrapes does not load it.
         from lisa.core.metrics.page import metrics_page
 
-        return metrics_page("manager", [of_process(), self._engine.numbers(), self._topics()])
+        own = [numbers() for numbers in self._numbers]
+        return metrics_page("manager", [*own, self._topics()])
 
     def _topics(self) -> Numbers:
         """The state of the topics; scrapes that come close to each other share one reading."""

@@ -1,7 +1,7 @@
 """Periodic cleanup.
 
 Ends expired messages, forgets dead consumers, purges old garbage, unlists idle topics, finishes
-interrupted group removals, and deletes the records of dead managers.
+interrupted group removals, and deletes the records of dead managers and relays.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from lisa.core.metrics.numbers import Tally
@@ -36,6 +37,9 @@ MOST_PAGES = 100
 """The most pages per list in one run; the next run continues."""
 MOST_CALLS = 500
 """The most calls in one run to settle the messages of removed groups."""
+
+RELAY_KEPT_MS = duration_ms(timedelta(days=1))
+"""How long the record of a dead relay is kept if no other relay serves its table."""
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +180,20 @@ class Sweeper:
         for record in records:
             if record not in alive and not is_refused:
                 self._store.drive(presence.leave_manager(self._store, record.name))
+        if not is_refused:
+            self._relays(now_ms)
         return len(alive) < len(records)
+
+    def _relays(self, now_ms: int) -> None:
+        """Delete the records of dead relays, after a day if no other relay serves the table."""
+        records = self._store.drive(presence.relays(self._store))
+        alive = presence.alive(records, now_ms)
+        served = {record.table for record in alive}
+        for record in records:
+            if record not in alive and (
+                record.table in served or record.seen_ms < now_ms - RELAY_KEPT_MS
+            ):
+                self._store.drive(presence.leave_relay(self._store, record.name))
 
     def _running(
         self, topic: str, records: list[ConsumerPresence], now_ms: int

@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 SEND, CANCEL, RESCHEDULE = "s", "c", "r"
 """The operations of rows."""
+OPERATIONS = {SEND: "send", CANCEL: "cancel", RESCHEDULE: "reschedule"}
+"""Their names."""
 
 CHANNEL = "lisa_outbox"
 """What an outbox with `notify` notifies, and a relay with `notify` listens to."""

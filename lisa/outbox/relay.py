@@ -7,30 +7,33 @@ and never a cursor, which would skip rows of transactions that commit late.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Connection, Engine, create_engine, delete, func, select, text, update
+from sqlalchemy import Connection, Engine, create_engine, delete, exists, func, select, text, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest
-from lisa.core.metrics.numbers import Tally
+from lisa.core.metrics.families import STEP_SECONDS
+from lisa.core.metrics.numbers import Spread, Tally
 from lisa.core.model.backoff import LONGEST_AWAY_S, Backoff
 from lisa.core.model.durability import Replicas
-from lisa.core.model.errors import ConfigError, LisaError
+from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.model.keys import Keys
 from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection as RedisConnection
-from lisa.core.store.presence import unique_name
+from lisa.core.store import presence
 from lisa.core.store.store import SyncStore
 from lisa.outbox.forwarding import Forwarding, OutboxRow, RowFailure, read_options
-from lisa.outbox.outbox import CHANNEL
+from lisa.outbox.outbox import CHANNEL, OPERATIONS
 from lisa.outbox.tables import Tables, database_ms
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,18 @@ class Backlog(NamedTuple):
     set_aside: int = 0
 
 
+class RowSetAside(NamedTuple):
+    """A row that can never be sent as it is, and how many later rows wait behind it."""
+
+    seq: int
+    operation: str
+    topic: str
+    message_id: str
+    reason: str | None
+    age_ms: int
+    behind: int
+
+
 class Relay:
     """Forwards the operations of an outbox. Any number of relays may run on a table.
 
@@ -94,7 +109,7 @@ class Relay:
         durability: Replicas | None = None,
         notify: bool = False,
     ) -> None:
-        self.name = unique_name("relay")
+        self.name = presence.unique_name("relay")
         self.tables = tables or Tables()
         engine = database if isinstance(database, Engine) else engine_of(database)
         self._dialect = engine.dialect.name
@@ -111,13 +126,19 @@ class Relay:
         self._forwarding = Forwarding(
             self.store, zone=None, patience=PATIENCE, durability=durability
         )
-        self._queries = _Queries(self.tables)
+        self._queries = Queries(self.tables)
         self._notify = notify
         self._listener: Connection | None = None
         self._stopping = threading.Event()
         self.thread = ServiceThread("lisa-relay", self._work, is_over=self._stopping.is_set)
+        self.table = f"{_shown(engine.url)} {self.tables.outbox.fullname}"
+        """The database and the table, without user and password."""
         self.done = Tally()
         """Operations by their name and result: forwarded, set_aside, postponed."""
+        self.seconds = Spread(STEP_SECONDS)
+        """How long batches took."""
+        self.is_redis_there: bool | None = None
+        """None before the first round has ended."""
         self.errors = 0
         self.error = ""
         """What the last round failed with; empty if it succeeded."""
@@ -126,6 +147,7 @@ class Relay:
         self._found = self._counted = self._count_s = self._swept = self._sweep_s = -1e9
         self._vacuumed, self._deleted = time.monotonic(), 0
         self._passed: deque[tuple[float, int]] = deque()
+        self._beaten, self._started_ms = -1e9, 0
 
     def start(self) -> Self:
         """Start the relay's thread, and return the relay."""
@@ -137,6 +159,9 @@ class Relay:
         self._stopping.set()
         self.thread.join()
         self._engine.dispose()
+        if self._started_ms and self.is_redis_there:
+            with suppress(LisaError):
+                self.store.drive(presence.leave_relay(self.store, self.name))
         self.store.close()
 
     def __enter__(self) -> Self:
@@ -219,7 +244,7 @@ class Relay:
                 "set aside" if failure.is_final else "trying again",
                 failure.reason,
             )
-        self.done.add(1, row.operation, result)
+        self.done.add(1, OPERATIONS[row.operation], result)
 
     # The thread.
 
@@ -233,14 +258,19 @@ class Relay:
 
     def _round(self) -> float:
         """One step and what is due besides it. Returns the pause in seconds before the next."""
+        began = time.monotonic()
         try:
             taken = self.step()
+            if taken:
+                self.seconds.observe(time.monotonic() - began)
             self._keep_house()
+            self._beat()
         except (LisaError, SQLAlchemyError) as error:
             return self._failed(error)
         if self.error:
             log.info("relay %s: works again", self.name)
             self.error = ""
+        self.is_redis_there = True
         self._backoff.reset()
         now = time.monotonic()
         if taken:
@@ -256,6 +286,10 @@ class Relay:
         if told != self.error:
             log.error("relay %s: %s; trying again", self.name, told, exc_info=not known)
         self.error = told
+        self.is_redis_there = not isinstance(error, ServerUnavailable)
+        if self.is_redis_there:
+            with suppress(LisaError):
+                self._beat(told)
         if isinstance(error, DBAPIError) and error.connection_invalidated:
             self._engine.dispose()
         return self._backoff.take()
@@ -296,8 +330,27 @@ class Relay:
                 connection.exec_driver_sql(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON) {name}")
             self._vacuumed, self._deleted = time.monotonic(), 0
 
+    def _beat(self, error: str = "") -> None:
+        """Announce this relay. Raises LisaError."""
+        if time.monotonic() < self._beaten + presence.BEAT.total_seconds():
+            return
+        self._started_ms = self._started_ms or self.store.drive(self.store.server_time_ms())
+        me = presence.RelayPresence(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            table=self.table,
+            backlog=self.backlog.rows,
+            age_ms=round(self.backlog.age_s * 1000),
+            set_aside=self.backlog.set_aside,
+            error=error,
+        )
+        self.store.drive(presence.announce_relay(self.store, me))
+        self._beaten = time.monotonic()
 
-class _Queries:
+
+class Queries:
     """The statements of a relay, in one form for all databases."""
 
     def __init__(self, tables: Tables) -> None:
@@ -313,7 +366,7 @@ class _Queries:
             .with_for_update(skip_locked=True)
         )
         waits = func.sum(func.coalesce(table.c.try_ms * 0 + 1, 0))
-        oldest = func.min(table.c.created_ms)
+        oldest = func.min(table.c.created_ms + table.c.try_ms * 0)  # not of those set aside
         self._backlog = select(func.count(), waits, oldest, database_ms()).select_from(table)
 
     def has_rows(self, connection: Connection) -> bool:
@@ -394,6 +447,40 @@ class _Queries:
         age_s = max(0, now_ms - oldest) / 1000 if oldest is not None else 0.0
         return Backlog(waiting, age_s, rows - waiting)
 
+    def set_aside(self, connection: Connection, limit: int | None = None) -> list[RowSetAside]:
+        """The rows that were set aside, without those behind another one, the oldest first."""
+        table, other = self._table, self._table.alias()
+        same = other.c.id_hash == table.c.id_hash
+        first = ~exists().where(same, other.c.seq < table.c.seq, other.c.try_ms.is_(None))
+        behind = select(func.count()).where(same, other.c.seq > table.c.seq).scalar_subquery()
+        columns = (table.c.seq, table.c.operation, table.c.topic, table.c.message_id)
+        age_ms = database_ms() - table.c.created_ms
+        query = select(*columns, table.c.reason, age_ms, behind).where(table.c.try_ms.is_(None))
+        found = connection.execute(query.where(first).order_by(table.c.seq).limit(limit))
+        return [RowSetAside(*row) for row in found]
+
+    def release(
+        self, connection: Connection, numbers: Sequence[int], *, discard: bool = False
+    ) -> list[int]:
+        """Have rows that were set aside tried again, or discard them; then those behind them.
+
+        numbers: at most `BATCH`. Returns those that were set aside.
+        """
+        table = self._table
+        chosen = table.c.seq.in_(numbers), table.c.try_ms.is_(None)
+        found = connection.execute(select(table.c.seq, table.c.id_hash).where(*chosen)).all()
+        if discard:
+            self.delete(connection, [row.seq for row in found])
+        # Not only rows that are set aside now: a relay may be about to set one of them aside.
+        same = update(table).where(table.c.id_hash.in_({row.id_hash for row in found}))
+        connection.execute(same.values(try_ms=0, reason=None))
+        return [row.seq for row in found]
+
+
+def _shown(url: URL) -> str:
+    plain = URL.create(url.get_backend_name(), None, None, url.host, url.port, url.database)
+    return plain.render_as_string()
+
 
 def engine_of(database: str | URL) -> Engine:
     """An engine with a blocking driver that is installed. Raises ConfigError."""
@@ -401,8 +488,7 @@ def engine_of(database: str | URL) -> Engine:
         url = make_url(database)
     except ArgumentError:
         raise ConfigError(
-            "the database is a URL such as postgresql://user@localhost/shop, without a password "
-            f"in the command line, not {database!r}"
+            "the database is not a URL such as postgresql://user@localhost/shop"
         ) from None
     family, _, driver = url.drivername.partition("+")
     names = [driver, *_BLOCKING_DRIVERS.get(family, ())]

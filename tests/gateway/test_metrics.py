@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from sqlalchemy import create_engine
 
 from lisa import Manager
 from lisa.core.metrics.families import FAMILIES, SECTIONS
 from lisa.core.model.keys import Keys
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
+from lisa.outbox import Outbox, Tables
 from tests.exposition import Exposed
 from tests.gateway.native_client import pull, send
 from tests.gateways import NO_TLS, Gateway, RawPull, new_topic
@@ -49,6 +51,14 @@ def live(
     processes, pages = Processes(directory), dict[str, Exposed]()
     options = {topic: {"group": "g", "capacity": 1000, "ramp": "9/s", "key_rate": "1 per 1d"}}
     processes.start("-m", "lisa.cli.consumer", "--redis", redis_url, "--http", http, "shop")
+    database, relay = f"sqlite:///{directory / 'shop.db'}", f"127.0.0.1:{free_port()}"
+    engine, tables = create_engine(database), Tables()
+    tables.metadata.create_all(engine)
+    with engine.begin() as connection:
+        Outbox().send(connection, topic, 1, delay="1h")
+    engine.dispose()
+    of_relay = ("--redis", redis_url, "--http", relay, "--database", database)
+    processes.start("-m", "lisa.cli.relay", *of_relay)
     try:
         with Manager(redis_url, topics=options, http="127.0.0.1:0") as manager:
             now_ms = time.time_ns() // 1_000_000
@@ -61,12 +71,12 @@ def live(
             push = {"url": "https://hooks.example/", "group": "pushed"}
             gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)
             urls = {"manager": f"http://127.0.0.1:{manager.status_port}", "gateway": gateway.url}
-            urls["consumer"] = f"http://{http}"
+            urls |= {"consumer": f"http://{http}", "relay": f"http://{relay}"}
 
             def are_settled() -> bool:
                 try:
                     pages.update({role: fresh(url) for role, url in urls.items()})
-                except httpx.TransportError:  # the consumer has not started yet
+                except httpx.TransportError:  # the consumer or the relay has not started yet
                     return False
                 handled = pages["consumer"].value(
                     "lisa_consumer_handled_total", topic=topic, group="g", outcome="ok"
@@ -76,7 +86,8 @@ def live(
                     for role in ("manager", "gateway")
                     for name in ("lisa_topic_acked_total", "lisa_topic_consumers_alive")
                 ]
-                return handled == 2 and seen == [2, 1, 2, 1]
+                done = pages["relay"].total("lisa_relay_operations_total")
+                return (handled, done, seen) == (2, 1, [2, 1, 2, 1])
 
             wait_until(are_settled)
             yield pages
@@ -84,7 +95,7 @@ def live(
         processes.end()
 
 
-@pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
+@pytest.mark.parametrize("role", ["manager", "consumer", "gateway", "relay"])
 def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], role: str) -> None:
     sections = [section for section in SECTIONS if role in section.roles]
     listed = {family.name for section in sections for family in section.families}
@@ -98,7 +109,7 @@ def test_the_documented_metrics_are_the_exported_ones(live: dict[str, Exposed], 
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH (Debian: prometheus)")
-@pytest.mark.parametrize("role", ["manager", "consumer", "gateway"])
+@pytest.mark.parametrize("role", ["manager", "consumer", "gateway", "relay"])
 def test_promtool_finds_no_fault_in_a_page(live: dict[str, Exposed], role: str) -> None:
     command = [str(PROMTOOL), "check", "metrics"]
     done = subprocess.run(

@@ -21,7 +21,13 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("program", "shown"),
-    [("main", "doctor"), ("consumer", "TARGET"), ("gateway", "--port"), ("manager", "--handlers")],
+    [
+        ("main", "doctor"),
+        ("consumer", "TARGET"),
+        ("gateway", "--port"),
+        ("manager", "--handlers"),
+        ("relay", "--database"),
+    ],
 )
 def test_help_imports_nothing_heavy(processes: Processes, program: str, shown: str) -> None:
     helped = processes.start("-X", "importtime", "-m", f"lisa.cli.{program}", "--help")
@@ -29,6 +35,7 @@ def test_help_imports_nothing_heavy(processes: Processes, program: str, shown: s
     assert shown in helped.output
     imported = {line.rpartition("|")[2].strip() for line in helped.output.splitlines()}
     heavy = {"redis", "pydantic", "apscheduler", f"lisa.{program}", f"lisa.{program}.daemon"}
+    heavy |= {"sqlalchemy", "lisa.outbox"}
     heavy |= {"rich", "blinker", "yaml", "asyncio"} if program == "main" else set()
     assert not imported & heavy
 

@@ -274,6 +274,32 @@ _MANAGER = (
     ),
 )
 
+_RELAY = (
+    _gauge(
+        "lisa_relay_backlog_rows",
+        "Rows of the outbox that wait, without those set aside; relays of one table report the "
+        "same.",
+    ),
+    _gauge("lisa_relay_oldest_seconds", "Age of the oldest of these rows; 0 if there is none."),
+    _gauge(
+        "lisa_relay_set_aside_rows",
+        "Rows that can never be sent, and the later operations on the same messages.",
+    ),
+    _counter(
+        "lisa_relay_operations_total",
+        "Operations send, cancel and reschedule by result: forwarded, postponed, set_aside.",
+        ("operation", "result"),
+    ),
+    _counter("lisa_relay_errors_total", "Rounds that failed: Redis or the database."),
+    Family(
+        "lisa_relay_step_seconds",
+        "histogram",
+        "Duration of the forwarding of one batch, including its transaction.",
+        (),
+        STEP_SECONDS,
+    ),
+)
+
 _CONSUMER = (
     _gauge("lisa_consumer_concurrency", "Maximum number of handlers running in parallel."),
     _gauge("lisa_consumer_busy", "Running handlers, over all topics."),
@@ -340,12 +366,13 @@ _GATEWAY = (
 )
 
 SECTIONS = (
-    MetricSection("Every role", ("manager", "consumer", "gateway"), _ALL),
+    MetricSection("Every role", ("manager", "consumer", "gateway", "relay"), _ALL),
     MetricSection("Topics", ("manager", "gateway"), _TOPICS),
     MetricSection("Server", ("manager", "gateway"), _SERVER),
     MetricSection("Manager", ("manager",), _MANAGER),
     MetricSection("Consumer", ("consumer",), _CONSUMER),
     MetricSection("Gateway", ("gateway",), _GATEWAY),
+    MetricSection("Relay", ("relay", "manager with a relay"), _RELAY),
 )
 
 FAMILIES = {family.name: family for section in SECTIONS for family in section.families}

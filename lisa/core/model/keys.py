@@ -274,6 +274,7 @@ class Keys:
         self.prefix = prefix
         self.topics = f"{prefix}:topics"
         self.managers = f"{prefix}:managers"
+        self.relays = f"{prefix}:relays"
         self.scheduled = f"{prefix}:scheduled"
         self.schema = f"{prefix}:schema"
         self.wake = f"{prefix}:wake"
@@ -299,7 +300,7 @@ class Keys:
 
         A prefix may begin with this one and a colon, so `prefix:*` would be too wide.
         """
-        names = ("{*", "topics", "managers", "scheduled", "schema")
+        names = ("{*", "topics", "managers", "relays", "scheduled", "schema")
         return tuple(map(self.under, names))
 
     def structure_pattern(self) -> str:

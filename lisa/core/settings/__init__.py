@@ -15,6 +15,7 @@ with requires("standard"):
         GatewaySettings,
         ManagerSettings,
         ProducerSettings,
+        RelaySettings,
         RoleSettings,
     )
     from lisa.core.settings.sections import (
@@ -22,6 +23,7 @@ with requires("standard"):
         GroupSettings,
         ManagerServerSettings,
         RedisSettings,
+        RelaySection,
     )
 
 __all__ = [
@@ -37,5 +39,7 @@ __all__ = [
     "ManagerSettings",
     "ProducerSettings",
     "RedisSettings",
+    "RelaySection",
+    "RelaySettings",
     "RoleSettings",
 ]

@@ -29,6 +29,7 @@ from lisa.core.settings.sections import (
     ManagerServerSettings,
     Names,
     RedisSettings,
+    RelaySection,
     ScheduleSettings,
     Strict,
     Zone,
@@ -44,6 +45,9 @@ _MIDDLEWARE = Field(
     description="Middleware as `pkg.module:name`, the outermost first: objects, or classes that "
     "take no arguments.",
 )
+
+
+_RELAY = Field(default_factory=RelaySection, description="The outbox of a relay.")
 
 
 def _lower(value: object) -> object:
@@ -178,14 +182,19 @@ class LoggedSettings(RoleSettings):
     )
 
 
-class DaemonSettings(LoggedSettings):
-    """Settings of a manager or consumer process: its status server and its signal receivers."""
+class StatusSettings(LoggedSettings):
+    """Settings of a process with a status server."""
 
     http: ListenAddress | None = Field(
         default=None,
         description="`HOST:PORT`, or a port of 127.0.0.1, for `/healthz` and `/metrics`. "
         "Unset: not served.",
     )
+
+
+class DaemonSettings(StatusSettings):
+    """Settings of a manager or consumer process, which have signal receivers."""
+
     handlers: Names = Field(
         default=(), description="Modules to import, to connect their signal receivers."
     )
@@ -208,6 +217,7 @@ class ManagerSettings(DaemonSettings):
     schedules: tuple[ScheduleSettings, ...] = Field(
         default=(), description="Recurring messages that managers define."
     )
+    relay: RelaySection = _RELAY
 
     @model_validator(mode="after")
     def _schedules_differ(self) -> Self:
@@ -294,9 +304,18 @@ class GatewaySettings(LoggedSettings):
     )
 
 
+class RelaySettings(StatusSettings):
+    """The relay: forwards the operations of an application's outbox."""
+
+    role: ClassVar[str] = "relay"
+
+    relay: RelaySection = _RELAY
+
+
 ROLES: tuple[type[RoleSettings], ...] = (
     ManagerSettings,
     ProducerSettings,
     ConsumerSettings,
     GatewaySettings,
+    RelaySettings,
 )

@@ -322,6 +322,11 @@ class ManagerServerSettings(Section):
         "`0,0,2m,10m`, or a mapping (`fixed`, `exponential`, `delays`).",
     )
 
+    relay: bool = Field(
+        default=False,
+        description="Run a relay in the manager, too, with the section `relay`.",
+    )
+
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
         twice = self.model_fields_set & {"delay_time", "max_retry_count"}
@@ -367,6 +372,42 @@ class ConsumerServerSettings(Section):
         description="Grace period for running handlers when the consumer stops.",
     )
     processes: int = Field(default=1, ge=1, le=1_024, description="Consumer processes to start.")
+
+
+class RelaySection(Section):
+    """The outbox that a relay forwards."""
+
+    database: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,
+        description="The application's database: `postgresql://USER@HOST/NAME`, `mariadb://`, "
+        "`mysql://` or `sqlite:///FILE`, as SQLAlchemy writes it. A password belongs here or in "
+        "the environment.",
+    )
+    outbox: str = Field(default="lisa_outbox", min_length=1, description="The outbox's table.")
+    database_schema: str | None = Field(
+        default=None, min_length=1, description="The table's schema. Unset: the connection's."
+    )
+    notify: bool = Field(
+        default=False,
+        description="Wake at commits of an `Outbox` that has `notify`, too; PostgreSQL with "
+        "psycopg. `false`: an idle relay looks every 250 ms.",
+    )
+    durability: DurabilityField = Field(
+        default=None,
+        description="When a write in Redis counts as done: `replicas(1)` once one replica has it, "
+        "`replicas(1, fsync)` once its disk has it. Unset: once the primary has it.",
+    )
+
+    def require_database(self) -> str:
+        """The database's URL. Raises ConfigError if there is none."""
+        if self.database is None:
+            raise ConfigError(
+                "no database: give --database, or set relay.database in the configuration or "
+                "LISA_RELAY__DATABASE"
+            )
+        return self.database
 
 
 class ScheduleSettings(Section):

@@ -27,7 +27,15 @@ from lisa.core.settings import names
 from lisa.core.settings.file import read_file, read_yaml, spring_settings
 from lisa.core.settings.names import kebab
 
-_SECRET = ("url", "password", "username", "sentinel_password", "sentinel_username", "token")
+_SECRET = (
+    "url",
+    "database",
+    "password",
+    "username",
+    "sentinel_password",
+    "sentinel_username",
+    "token",
+)
 
 PREFIX = "LISA_"
 _ALIASES = {"LISA_REDIS_URL": "redis__url"}

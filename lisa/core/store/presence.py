@@ -1,4 +1,4 @@
-"""Presence records: consumers and managers announce themselves and renew the record regularly.
+"""Presence records: roles announce themselves and renew the record regularly.
 
 A record is JSON in a hash, under the role's unique name. Times are from Redis's clock.
 """
@@ -121,7 +121,27 @@ class ManagerPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     topics: int = 0
 
 
-_P = TypeVar("_P", ConsumerPresence, ManagerPresence)
+class RelayPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One relay, and how it last saw its table.
+
+    table: its name, after the database's URL without user and password.
+    backlog: rows that wait, the oldest for `age_ms`. set_aside: rows that can never be sent.
+    error: what its last round failed with.
+    """
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    started_ms: int = 0
+    seen_ms: int = 0
+    table: str = ""
+    backlog: int = 0
+    age_ms: int = 0
+    set_aside: int = 0
+    error: str = ""
+
+
+_P = TypeVar("_P", ConsumerPresence, ManagerPresence, RelayPresence)
 
 
 def unique_name(configured: str | None) -> str:
@@ -218,6 +238,22 @@ def managers(store: Store) -> Flow[list[ManagerPresence]]:
     """All manager records, sorted by name, including those of managers that are gone."""
     reply = yield from store.command("HGETALL", store.keys.managers)
     return records_in(reply, ManagerPresence)
+
+
+def announce_relay(store: Store, presence: RelayPresence) -> Flow[bool]:
+    """Write or renew a relay's record, as `announce_manager`."""
+    return (yield from _announce(store, store.keys.relays, presence))
+
+
+def leave_relay(store: Store, name: str) -> Flow[None]:
+    """Delete a relay's record."""
+    yield from store.command("HDEL", store.keys.relays, name)
+
+
+def relays(store: Store) -> Flow[list[RelayPresence]]:
+    """All relay records, sorted by name, including those of relays that are gone."""
+    reply = yield from store.command("HGETALL", store.keys.relays)
+    return records_in(reply, RelayPresence)
 
 
 def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | None]]:
