@@ -109,11 +109,15 @@ def _find(kind: str, program: str) -> str | None:
 
 
 def _command(kind: str, program: str, *arguments: str) -> list[str]:
-    """The program as an ordinary user, killed when its parent process ends."""
+    return as_ordinary_user(str(_find(kind, program)), *arguments)
+
+
+def as_ordinary_user(*command: str) -> list[str]:
+    """The command as an ordinary user, killed when its parent process ends."""
     whole = ["setpriv", "--pdeathsig", "KILL"]
     if os.geteuid() == 0:
         whole += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
-    return [*whole, "--", str(_find(kind, program)), *arguments]
+    return [*whole, "--", *command]
 
 
 def _call(directory: Path, command: Sequence[str]) -> None:

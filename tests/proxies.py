@@ -2,8 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -146,3 +146,35 @@ class HoldingProxy(Proxy):
         if self._word in said and not self._released.is_set():
             self.holds = True
             self._released.wait(20)
+
+
+class CuttingProxy(Proxy):
+    """Can lose what the server says, and then cut all connections."""
+
+    def __init__(self, url: str) -> None:
+        self._is_losing = False
+        self._lost = threading.Event()
+        super().__init__(url)
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Lose the server's replies from the start of the block on, and cut after it.
+
+        The end of the block waits, up to a minute, until a reply is lost. Connections that are made
+        afterwards work.
+        """
+        self._lost.clear()
+        self._is_losing = True
+        yield
+        assert self._lost.wait(60), "the server said nothing"
+        for one in self._sockets[1:]:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._is_losing = False
+
+    def is_heard(self, source: socket.socket) -> bool:
+        """Whether it is the client, or replies pass."""
+        if self._is_losing and source.getpeername() == self._server:
+            self._lost.set()
+            return False
+        return True
