@@ -16,7 +16,7 @@ import msgspec
 from blinker import Signal
 
 from lisa.core.daemon.threads import ServiceThread
-from lisa.core.model.envelope import decode_content
+from lisa.core.model.envelope import decode_content, token_of
 from lisa.core.model.errors import InvalidMessage
 from lisa.core.model.keys import shown_id
 from lisa.core.model.message import Message
@@ -134,7 +134,9 @@ class SignalQueue:
             )
             return
         topic = topic_of(message.topic)
-        complete = msgspec.structs.replace(message, topic=topic, body=body, headers=headers)
+        complete = msgspec.structs.replace(
+            message, topic=topic, body=body, headers=headers, token=token_of(envelope)
+        )
         try:
             self._queue.put_nowait((signal, complete))
         except queue.Full:

@@ -22,7 +22,7 @@ from lisa.consumer.pull import Delivery
 from lisa.consumer.settler import SignalSender
 from lisa.core.delivery.source import GroupSource
 from lisa.core.model.clock import ms_datetime
-from lisa.core.model.envelope import encode_envelope, new_token
+from lisa.core.model.envelope import encode_envelope
 from lisa.core.model.sharding import Topic
 from lisa.core.redis.flow import Flow
 from lisa.core.store.store import SyncStore
@@ -248,7 +248,7 @@ def _outcomes(
 def _held(delivery: Delivery, state: Any) -> Held:
     """The delivery as handlers' code takes it; the body is encoded again for typed handlers."""
     message = delivery.message
-    data = encode_envelope(new_token(), message.body, message.headers)
+    data = encode_envelope(message.token, message.body, message.headers)
     if state is not None:
         message = msgspec.structs.replace(message, state=state)
     return Held(delivery.id, message, data, 0, 0.0, math.inf)

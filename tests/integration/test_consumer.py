@@ -57,6 +57,7 @@ def test_messages_are_handled_in_order_acked_and_leave_only_tombstones(server: s
     assert [message.id for message in seen] == ids
     assert [message.body["order"] for message in seen] == list(range(300))
     assert {(one.topic, one.group, one.attempt) for one in seen} == {(TOPIC, "lisa", 1)}
+    assert [len(token) for token in {one.token for one in seen}] == [8]  # one call sent them all
     assert all(before < message.due < datetime.now(UTC) for message in seen)
     check_lateness(bench, 300)
     left = {key for key in bench.ask("KEYS", "*") if b":done:" not in key}

@@ -14,7 +14,9 @@ from lisa.consumer import AsyncConsumer, Consumer
 from lisa.core.delivery.pace import AHEAD_BYTES
 from lisa.core.delivery.source import LOOK_AGAIN_S, GroupSource
 from lisa.core.metrics import topics as topic_metrics
+from lisa.core.model.envelope import decode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.transitions.promote import Promote
 from tests.consumers import Bench, heard, presences
 from tests.servers import shortest_s, wait_until
 
@@ -65,6 +67,27 @@ def test_deliveries_have_the_message_and_its_settling_methods(
             first.retry(delay=wrong)
         with pytest.raises(InvalidMessage, match=said):
             fourth.defer(delay=wrong)
+
+
+@pytest.mark.parametrize("headers", [{}, {"tenant": "t"}])
+def test_deliveries_of_one_send_share_its_token(
+    bench: Bench, consumer: Consumer, headers: dict[str, str]
+) -> None:
+    tokens = []
+    for _ in range(2):
+        with Producer(bench.url) as producer:
+            producer.send(TOPIC, 1, id="a", headers=headers, on_duplicate="replace")
+        bench.store.call(Promote(TOPIC))
+        [first] = consumer.pull(TOPIC)
+        envelope = bench.inspect(TOPIC, "a").envelope
+        assert envelope is not None
+        assert first.message.token == decode_envelope(envelope).token
+        first.release()
+        [again] = consumer.pull(TOPIC)
+        assert again.message.token == first.message.token
+        again.ack()
+        tokens.append(again.message.token)
+    assert len(set(tokens)) == 2
 
 
 def test_a_pull_takes_at_most_its_batch_and_waits_for_a_message_a_resume_or_a_group(

@@ -264,7 +264,7 @@ ALARM = """
 from lisa.core.model.signals import message_dead
 @message_dead.connect_via('orders')
 def alarm(topic, *, message):
-    print(f'dead: {message.id} {message.body}\\n', end='')  # in one piece, as log lines are
+    print(f'dead: {message.id} {message.body} {len(message.token)}\\n', end='')  # in one piece, as log lines are
 """
 GROUPS = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
 REFUSED = [
@@ -288,7 +288,7 @@ class TestDaemon:
         message_id = new_id()
         cast.send({"order": 7}, message_id=message_id)
         wait_until(cast.take)
-        process.wait_for(f"dead: {message_id} {{'order': 7}}")
+        process.wait_for(f"dead: {message_id} {{'order': 7}} 8")
         began = time.monotonic()
         assert process.stop() == 0
         assert time.monotonic() - began < LEAVE_S / 2  # it waits for no thread until time is up

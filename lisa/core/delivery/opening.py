@@ -15,6 +15,7 @@ from lisa.core.model.envelope import (
     decode_content,
     has_window,
     headers_of,
+    token_of,
 )
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import TopicKeys
@@ -66,6 +67,7 @@ def unpack(
         due_ms=due_ms,
         attempt=attempt,
         headers=headers,
+        token=token_of(data),
         state=state,
     ), fault
 

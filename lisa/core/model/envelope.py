@@ -380,6 +380,11 @@ def has_window(data: bytes | None) -> bool:
     return data is not None and data[HEAD_BYTES:_WINDOW_END] == _WINDOW_FIRST
 
 
+def token_of(data: bytes) -> str:
+    """The send token of an envelope, which may be damaged."""
+    return data[1:9].decode("utf-8", "replace")
+
+
 def fence_of(data: bytes) -> str:
     """Token and mark of an envelope, which may be damaged; the tombstone stores them."""
     return data[1:10].decode("utf-8", "replace")

@@ -27,9 +27,11 @@ class Message(msgspec.Struct, Generic[Body_co], frozen=True, kw_only=True, weakr
 
     `body` is the sent value (JSON values, str or bytes), or an instance of the handler's `model`.
     `due_ms` is epoch milliseconds: the producer's due time for the first attempt, the due time of
-    the retry for later ones. `attempt` counts from 1. `reason` and `next_due_ms` are set only on
-    the messages of `message_retrying` and `message_dead`. `state` is what the consumer's lifespan
-    yielded; None for pulled messages. Comparisons and `repr` include it.
+    the retry for later ones. `attempt` counts from 1. `token` identifies the send: it is the same
+    at each delivery, and another one if a message is sent again under the same id. `reason` and
+    `next_due_ms` are set only on the messages of `message_retrying` and `message_dead`. `state` is
+    what the consumer's lifespan yielded; None for pulled messages. Comparisons and `repr` include
+    it.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Message(msgspec.Struct, Generic[Body_co], frozen=True, kw_only=True, weakr
     due_ms: int
     attempt: int = 1
     headers: dict[str, str] = {}
+    token: str = ""
     reason: str | None = None
     next_due_ms: int | None = None
     state: Any = None
