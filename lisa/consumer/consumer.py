@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from blinker import Signal
 
     from lisa.core.settings import ConsumerSettings
+    from lisa.outbox.inbox import Inbox, InboxDatabase
 
 H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of `on` and `subscribe`, besides `model` and `batch`."""
+    """The options of `on` and `subscribe`, besides `model`, `batch` and `once_in`."""
 
     within: timedelta | str | None
     timeout: timedelta | str | None
@@ -97,8 +99,19 @@ class Registration:
         *,
         model: type[M],
         batch: None = None,
+        once_in: str | None = None,
         **options: Unpack[HandlerOptions],
     ) -> Callable[[Callable[[Message[M]], R]], Callable[[Message[M]], R]]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        *,
+        model: type[M],
+        batch: None = None,
+        once_in: InboxDatabase | Inbox,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[Callable[[Message[M], S], R]], Callable[[Message[M], S], R]]: ...
     @overload
     def on(
         self, topic: str, *, model: type[M], batch: int, **options: Unpack[HandlerOptions]
@@ -111,6 +124,7 @@ class Registration:
         *,
         model: Any = None,
         batch: int | None = None,
+        once_in: InboxDatabase | Inbox | str | None = None,
         **options: Unpack[HandlerOptions],
     ) -> Callable[[H], H]: ...
     @overload
@@ -121,6 +135,7 @@ class Registration:
         *,
         model: Any = None,
         batch: int | None = None,
+        once_in: InboxDatabase | Inbox | str | None = None,
         **options: Unpack[HandlerOptions],
     ) -> H: ...
     def on(
@@ -135,6 +150,7 @@ class Registration:
         retry: RetryPolicy | str | Sequence[timedelta | str] | None = None,
         concurrency: int | None = None,
         group: str | None = None,
+        once_in: InboxDatabase | Inbox | str | None = None,
     ) -> Any:
         """Register a handler of a topic, as a decorator or by a call with the handler.
 
@@ -156,10 +172,16 @@ class Registration:
         group: the group whose messages the handler takes, declared if missing; by default those of
             the consumer's group. Several groups of one topic may have handlers.
 
+        once_in: the SQLAlchemy engine or sessionmaker, or `lisa.outbox.Inbox`, whose database
+            the handler writes to, as `handler(message, session)`. What it writes is committed when
+            it returns, once for each send, however often the message is delivered. Not for batch
+            handlers; one handler of a topic and group may have it. With `lisa.django.consumer`
+            also the alias of a database, as for `handler(message)`.
+
         The handlers of one topic and group share `retry` and `concurrency`: giving two values is a
-        ConfigError. The handler takes one positional argument and may be `async def`. The consumer
-        keeps a strong reference. Raises ConfigError if an option or the handler's signature is
-        invalid.
+        ConfigError. The handler takes one positional argument, or two with `once_in`, and may be
+        `async def`. The consumer keeps a strong reference. Raises ConfigError if an option or the
+        handler's signature is invalid.
         """
         if callable(topic):  # `@consumer.on` without a call would register nothing
             raise ConfigError("a handler's topic is missing; write @consumer.on('TOPIC')")
@@ -175,6 +197,7 @@ class Registration:
                 retry=retry,
                 concurrency=concurrency,
                 group=group,
+                once_in=once_in,
             )
             self._registered(topic)
             return function

@@ -24,6 +24,7 @@ from lisa.core.model.callables import call_error, check_runs, function_name
 from lisa.core.model.clock import parse_duration
 from lisa.core.model.envelope import Envelope, decode_envelope
 from lisa.core.model.errors import ConfigError, InvalidMessage
+from lisa.core.model.extras import requires
 from lisa.core.model.keys import check_group, check_topic
 from lisa.core.model.message import Body_co, Message
 from lisa.core.model.middleware import HANDLE, BaseMiddleware, chain, methods
@@ -100,16 +101,18 @@ def _name(model: Any) -> str:
 LARGEST_BATCH = 10_000
 
 
-def check_signature(topic: str, handler: object, argument: str) -> None:
-    """Raise ConfigError if a handler cannot be called with one argument, or is a generator."""
+def check_signature(topic: str, handler: object, *arguments: str) -> None:
+    """Raise ConfigError if a handler cannot be called with these arguments, or is a generator."""
     if not callable(handler):
         raise ConfigError(f"the handler of topic {topic!r} is not callable: {handler!r}")
-    if error := call_error(handler, argument):
+    if error := call_error(handler, *arguments):
         name = function_name(handler)
+        count = "one positional argument" if len(arguments) == 1 else "two positional arguments"
         raise ConfigError(
-            f"topic {topic!r}: the handler {name} must take one positional argument, the "
-            f"{argument}: {error}; define it as {name.rpartition('.')[2]}({argument}), and give "
-            "other arguments defaults or bind them with functools.partial"
+            f"topic {topic!r}: the handler {name} must take {count}, the "
+            f"{' and the '.join(arguments)}: {error}; define it as "
+            f"{name.rpartition('.')[2]}({', '.join(arguments)}), and give other arguments "
+            "defaults or bind them with functools.partial"
         )
     check_runs(handler)
 
@@ -121,6 +124,31 @@ def is_async_handler(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  checks for a coroutine function
     )
+
+
+def check_once(topic: str, once_in: object, batch: object) -> None:
+    """Raise ConfigError for `once_in=` of a batch handler."""
+    if once_in is not None and batch is not None:
+        raise ConfigError(
+            f"topic {topic!r}: a batch handler cannot have once_in=: its messages fail one by one, "
+            "and a transaction only as a whole; handle single messages, or leave out once_in="
+        )
+
+
+def _once(topic: str, handler: Callable[..., Any], once_in: Any) -> Handler:
+    """A function that calls a handler in a transaction of an inbox. Raises ConfigError."""
+    with requires("sql"):
+        from lisa.outbox.inbox import Inbox
+    try:
+        inbox = once_in if isinstance(once_in, Inbox) else Inbox(once_in)
+        return inbox.around(handler, is_async=is_async_handler(handler), is_success=is_success)
+    except ConfigError as error:
+        raise ConfigError(f"topic {topic!r}: {error}") from None
+
+
+def is_success(result: object) -> bool:
+    """Whether a value that a handler returned counts as success."""
+    return _outcome_of_result(result) is None
 
 
 def checked_batch(topic: str, batch: int | None, within: object) -> int | None:
@@ -170,9 +198,13 @@ Handler = Callable[[Any], Any]
 
 @dataclass(eq=False, slots=True)
 class Receiver:
-    """A one-argument handler of one topic with its options, connected to blinker as a receiver."""
+    """A handler of one topic with its options, connected to blinker as a receiver.
 
-    handler: Handler
+    once: calls a handler that takes a session, too, in a transaction; see `lisa.outbox.inbox`.
+    """
+
+    handler: Callable[..., Any]
+    once: Handler | None = None
     decode: BodyDecoder | None = None
     batch: int | None = None
     within_s: float = 0.0
@@ -186,12 +218,13 @@ class Receiver:
 
     def __post_init__(self) -> None:
         self.is_async = is_async_handler(self.handler)
-        self.run = self.handler
+        self.run = self.once or self.handler
 
     def use(self, middleware: Sequence[BaseMiddleware]) -> None:
         """Call the handler through middleware. Raises ConfigError if a method is missing."""
         in_batches = self.batch is not None
-        self.run = _through(middleware, self.handler, self.handler, in_batches=in_batches)
+        call = self.once or self.handler
+        self.run = _through(middleware, self.handler, call, in_batches=in_batches)
 
     def __call__(self, _topic: str, *, message: Message) -> Any:
         """Called by blinker, with the topic as the sender."""
@@ -255,7 +288,7 @@ class Listener:
 
 def _through(
     middleware: Sequence[BaseMiddleware],
-    handler: Handler,
+    handler: Callable[..., Any],
     call: Handler,
     *,
     in_batches: bool = False,
@@ -330,7 +363,7 @@ class Handlers:
     def add(
         self,
         topic: str,
-        handler: Handler,
+        handler: Callable[..., Any],
         *,
         model: Any = None,
         batch: int | None = None,
@@ -339,6 +372,7 @@ class Handlers:
         retry: object = None,
         concurrency: int | None = None,
         group: str | None = None,
+        once_in: Any = None,
     ) -> None:
         """Register a handler of a topic.
 
@@ -346,9 +380,12 @@ class Handlers:
         the topic name is.
         """
         topic = check_topic(topic)
-        check_signature(topic, handler, "message" if batch is None else "batch")
+        check_once(topic, once_in, batch)
+        session = () if once_in is None else ("session",)
+        check_signature(topic, handler, "message" if batch is None else "batch", *session)
         receiver = Receiver(
             handler,
+            once=None if once_in is None else _once(topic, handler, once_in),
             decode=None if model is None else decoder_for(model),
             batch=checked_batch(topic, batch, within),
             within_s=checked_seconds(topic, "within", within) or 0.0,
@@ -361,6 +398,13 @@ class Handlers:
         for name in SHARED_OPTIONS:
             self._check_shared(topic, receiver.group, name, getattr(receiver, name))
         where = topic, receiver.group
+        if receiver.once and any(
+            known.once and known.group == receiver.group for known in self._own.get(topic, ())
+        ):
+            raise ConfigError(
+                f"topic {topic!r}: another handler has once_in= already; call both from one "
+                "handler, whose transaction has both effects"
+            )
         if receiver.batch is None:
             self._own.setdefault(topic, []).append(receiver)
             self.signals.received.connect(receiver, sender=topic, weak=False)

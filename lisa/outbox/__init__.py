@@ -20,13 +20,20 @@ from typing import TYPE_CHECKING
 from lisa.core.model.extras import requires
 
 if TYPE_CHECKING:
+    from lisa.outbox.inbox import Inbox
     from lisa.outbox.outbox import AsyncOutbox, Outbox
     from lisa.outbox.relay import Relay
     from lisa.outbox.tables import Tables
 
-__all__ = ["AsyncOutbox", "Outbox", "Relay", "Tables"]
+__all__ = ["AsyncOutbox", "Inbox", "Outbox", "Relay", "Tables"]
 
-_MODULES = {"AsyncOutbox": "outbox", "Outbox": "outbox", "Relay": "relay", "Tables": "tables"}
+_MODULES = {
+    "AsyncOutbox": "outbox",
+    "Inbox": "inbox",
+    "Outbox": "outbox",
+    "Relay": "relay",
+    "Tables": "tables",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -264,7 +264,8 @@ ALARM = """
 from lisa.core.model.signals import message_dead
 @message_dead.connect_via('orders')
 def alarm(topic, *, message):
-    print(f'dead: {message.id} {message.body} {len(message.token)}\\n', end='')  # in one piece, as log lines are
+    # In one piece, as log lines are.
+    print(f'dead: {message.id} {message.body} {len(message.token)}\\n', end='')
 """
 GROUPS = "lisa-delay-queue:\n  groups:\n    - {{topic: orders, group: g, max-length: {}}}\n"
 REFUSED = [

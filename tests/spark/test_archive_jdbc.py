@@ -44,7 +44,7 @@ YEAR_9999_MS = 253_402_300_799_999
 @pytest.fixture(scope="module", params=databases.KINDS)
 def running(request: pytest.FixtureRequest) -> Iterator[list[DatabaseServer]]:
     """One server of each kind, in a list because tests may restart it."""
-    lacks = databases.missing(request.param)
+    lacks = databases.missing(request.param, databases.JARS[request.param])
     if lacks:
         pytest.skip(lacks)
     servers = [databases.start(request.param)]

