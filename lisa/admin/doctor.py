@@ -85,7 +85,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         _topics,
     ):
         checks.append((yield from check(store)))
-    return checks
+    return checks + (yield from _relays(store))
 
 
 def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
@@ -242,3 +242,17 @@ def _managers(store: Store) -> Flow[Check]:
             "managers", "no manager is running: no message is promoted", "start one: lisa-manager"
         )
     return Check.ok("managers", f"{len(alive)} alive")
+
+
+def _relays(store: Store) -> Flow[list[Check]]:
+    """Check for outboxes that are not forwarded; nothing where there are no relays."""
+    try:
+        found = yield from roles.relays(store)
+    except ConfigError as error:
+        return [Check.warn("relays", str(error), "grant the rights of this version's `lisa acl`")]
+    troubles = roles.outbox_troubles(found)
+    if troubles:
+        said = "; ".join(f"{one.table}: {one.title}: {one.detail}" for one in troubles)
+        return [Check.warn("relays", said, "see `lisa relays`, and the relay's log")]
+    alive = sum(relay.alive for relay in found)
+    return [Check.ok("relays", f"{alive} alive")] if found else []

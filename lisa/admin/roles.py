@@ -1,19 +1,21 @@
-"""Lists consumers and managers, including those that are gone, and topics that lack them."""
+"""Lists consumers, managers and relays, including gone ones, and topics that lack consumers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from datetime import timedelta
+from typing import Generic, NamedTuple, TypeVar
 
 from lisa.admin.reading import ask_all, counted_pairs, pending_entries, shards, stream_ids
 from lisa.admin.topics import TopicState
-from lisa.core.model.clock import duration_ms
+from lisa.core.model.clock import duration_ms, human
 from lisa.core.redis.flow import Flow
 from lisa.core.store import presence
 from lisa.core.store.presence import (
     ConsumerPresence,
     ManagerPresence,
+    RelayPresence,
     write_refusal,
     write_refusals,
 )
@@ -23,7 +25,7 @@ from lisa.core.transitions.base import text
 TOPICS_PER_STEP = 100
 
 
-P = TypeVar("P", ConsumerPresence, ManagerPresence)
+P = TypeVar("P", ConsumerPresence, ManagerPresence, RelayPresence)
 
 MOST_NAMED = 5
 
@@ -109,6 +111,52 @@ def managers(store: Store) -> Flow[list[RolePresence[ManagerPresence]]]:
     records = yield from presence.managers(store)
     found = [_seen(record, now_ms) for record in records]
     return (yield from _judged(store, found, [store.keys.managers] * len(found)))
+
+
+BEHIND_MS = duration_ms(timedelta(minutes=1))
+"""A row of an outbox that is older than this is late."""
+
+
+def relays(store: Store) -> Flow[list[RolePresence[RelayPresence]]]:
+    """All relays; one that is gone is listed for a day, unless another serves its table."""
+    now_ms = yield from store.server_time_ms()
+    records = yield from presence.relays(store)
+    found = [_seen(record, now_ms) for record in records]
+    return (yield from _judged(store, found, [store.keys.relays] * len(found)))
+
+
+class OutboxTrouble(NamedTuple):
+    """A problem of an outbox. `is_late`: its operations are not done."""
+
+    table: str
+    title: str
+    detail: str
+    is_late: bool = True
+
+
+def outbox_troubles(found: Sequence[RolePresence[RelayPresence]]) -> list[OutboxTrouble]:
+    """The problems of the outboxes that relays serve, or have served.
+
+    A relay that fails is no problem while another one of the table works.
+    """
+    troubles = []
+    for table, seen in sorted(grouped((one.record.table, one) for one in found).items()):
+        alive = [one.record for one in seen if one.alive]
+        latest = max(alive or [one.record for one in seen], key=lambda record: record.seen_ms)
+        rows, age = f"{latest.backlog:,} rows", f"the oldest for {human(latest.age_ms)}"
+        if not alive:
+            if latest.backlog and not any(one.is_unknown for one in seen):
+                detail = f"{rows} waited, {age}, at the last heartbeat: start lisa-relay"
+                troubles.append(OutboxTrouble(table, "No relay", detail))
+        elif all(record.error for record in alive):
+            detail = f"{latest.error} ({latest.name})"
+            troubles.append(OutboxTrouble(table, "Relay fails", detail))
+        elif latest.age_ms >= BEHIND_MS:
+            troubles.append(OutboxTrouble(table, "Relay is behind", f"{rows} wait, {age}"))
+        if latest.set_aside:
+            detail = f"{latest.set_aside:,}; see lisa outbox list"
+            troubles.append(OutboxTrouble(table, "Rows set aside", detail, is_late=False))
+    return troubles
 
 
 def late_warning(store: Store, late_ms: int, what: str = "messages") -> Flow[str | None]:

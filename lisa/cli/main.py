@@ -44,6 +44,7 @@ SECTIONS: Sections = {
         "topic": ("lisa.cli.topics", "Show or change one topic: options, pause, groups."),
         "consumers": ("lisa.cli.system", "List the consumers."),
         "managers": ("lisa.cli.system", "List the managers."),
+        "relays": ("lisa.cli.system", "List the relays of outboxes."),
         "top": ("lisa.cli.top", "Watch all topics live."),
         "fsck": ("lisa.cli.system", "Check messages and keys for inconsistencies."),
         "acl": ("lisa.cli.system", "Print the ACL rights that each role needs."),

@@ -48,9 +48,14 @@ def warn_of_password(url: str | None) -> None:
         _warn_of_password("--redis", "LISA_REDIS_URL or LISA_REDIS__PASSWORD")
 
 
+def has_database_password(url: str | None) -> bool:
+    """Whether the URL of a database has a password; any text."""
+    return bool(url and _DATABASE_PASSWORD.match(url))
+
+
 def warn_of_database_password(url: str | None) -> None:
     """The same for --database."""
-    if url and _DATABASE_PASSWORD.match(url):
+    if has_database_password(url):
         _warn_of_password("--database", "LISA_RELAY__DATABASE")
 
 

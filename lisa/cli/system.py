@@ -1,4 +1,4 @@
-"""`lisa consumers`, `managers`, `acl`, `doctor` and `fsck`."""
+"""`lisa consumers`, `managers`, `relays`, `acl`, `doctor` and `fsck`."""
 
 from __future__ import annotations
 
@@ -77,6 +77,33 @@ def managers(chosen: Chosen) -> None:
             for seen in found
         ],
         drop=["pid", "host", "topics"],
+    )
+
+
+@click.command()
+@common
+def relays(chosen: Chosen) -> None:
+    """List the relays of outboxes, including relays that are gone."""
+    store = chosen.store()
+    found = store.drive(admin.roles.relays(store))
+    if _as_json(chosen, found):
+        return
+    print_table(
+        ["relay", "state", "table", "waiting ", "oldest ", "set aside ", "seen", "error"],
+        [
+            (
+                seen.record.name,
+                seen.state,
+                seen.record.table,
+                seen.record.backlog,
+                human(seen.record.age_ms),
+                seen.record.set_aside,
+                f"{human(seen.silent_ms)} ago",
+                seen.record.error,
+            )
+            for seen in found
+        ],
+        drop=["relay", "seen", "oldest"],
     )
 
 

@@ -258,12 +258,12 @@ class Relay:
 
     def _round(self) -> float:
         """One step and what is due besides it. Returns the pause in seconds before the next."""
-        began = time.monotonic()
         try:
+            self._keep_house()  # first: while Redis is away, the backlog grows
+            began = time.monotonic()
             taken = self.step()
             if taken:
                 self.seconds.observe(time.monotonic() - began)
-            self._keep_house()
             self._beat()
         except (LisaError, SQLAlchemyError) as error:
             return self._failed(error)

@@ -14,7 +14,13 @@ from lisa import Consumer, Manager, Producer
 from lisa.admin.roles import RolePresence
 from lisa.admin.topics import GroupCounts, NextReady, TopicState
 from lisa.cli.main import main
-from lisa.core.store.presence import NO_HEARTBEATS, ConsumerPresence, ManagerPresence, PushPresence
+from lisa.core.store.presence import (
+    NO_HEARTBEATS,
+    ConsumerPresence,
+    ManagerPresence,
+    PushPresence,
+    RelayPresence,
+)
 from lisa.core.store.server_checks import Check, problems
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.page import attention
@@ -64,6 +70,38 @@ def snapshot(*lines: Line, managed: bool = True, **facts: object) -> Snapshot:
 
 def found(seen: Snapshot) -> list[tuple[Rank, str]]:
     return [(one.rank, one.where) for one in attention.problems(seen, list(seen.lines.values()))]
+
+
+def relay(table: str, *, alive: bool = True, **about: Any) -> RolePresence[RelayPresence]:
+    return RolePresence(RelayPresence(name=f"r-{table}", table=table, **about), 0, alive=alive)
+
+
+def test_outboxes_that_are_not_forwarded_need_attention() -> None:
+    late: dict[str, Any] = {"backlog": 3, "age_ms": 61_000}
+    relays = [
+        relay("ok", backlog=9_000, age_ms=59_000),
+        relay("behind", **late),
+        relay("gone", alive=False, **late),
+        relay("stopped", alive=False, backlog=0),
+        relay("replaced", alive=False, **late),
+        relay("replaced", seen_ms=1),
+        relay("failing", error="no such host"),
+        relay("half", error="too many connections"),
+        relay("half", backlog=1, seen_ms=1),
+        relay("aside", set_aside=2),
+    ]
+    seen = replace(snapshot(line("calm")), relays=tuple(relays))
+    problems = {one.where: (one.title, one.rank) for one in attention.problems(seen, [])}
+    assert problems == {
+        "behind": ("Relay is behind", Rank.RELAY),
+        "gone": ("No relay", Rank.RELAY),
+        "failing": ("Relay fails", Rank.RELAY),
+        "aside": ("Rows set aside", Rank.GARBAGE),
+    }
+    (detail,) = (one.detail for one in attention.of_managers(seen) if one.where == "gone")
+    assert detail == "3 rows waited, the oldest for 1m 1s, at the last heartbeat: start lisa-relay"
+    unknown = replace(relays[2], is_unknown=True)
+    assert found(replace(seen, relays=(unknown,))) == []
 
 
 def test_problems_are_ranked_and_ordered_by_weight() -> None:

@@ -17,9 +17,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from lisa import Consumer
+from lisa.cli import relay
 from lisa.cli.init import FILES
 from lisa.cli.main import main
-from lisa.core.settings import ManagerSettings, ProducerSettings
+from lisa.core.settings import ManagerSettings, ProducerSettings, RelaySettings
 from lisa.core.store import presence
 from lisa.core.transitions.enqueue import Sent
 from lisa.core.transitions.promote import Promote
@@ -621,6 +622,41 @@ def test_the_files_of_init_are_for_the_given_server_and_prefix(
     assert len(yaml.safe_load((folder / "tokens.yml").read_text())["tokens"]) == 3
     assert ManagerSettings.load(folder / "manager.yml").schedules == (), "only an example"
     assert "  #   - name: daily-report" in (folder / "manager.yml").read_text()
+
+
+def test_init_writes_files_for_a_relay_if_a_database_is_given(tmp_path: Path) -> None:
+    folder, url = tmp_path / "shop", "postgresql://o'shop@db.example/shop?sslmode=require"
+    said = init(folder, "--database", url, "--prefix", "shop")
+    settings = RelaySettings.load(folder / "relay.yml")
+    assert (settings.relay.database, settings.prefix) == (url, "shop")
+    assert "lisa-relay --config relay.yml" in said
+    assert "enable --now lisa-manager lisa-consumer lisa-relay" in said
+    assert url not in (folder / "manager.yml").read_text()
+    assert not ManagerSettings.load(folder / "manager.yml").manager_server.relay
+    unit = (folder / "systemd" / "lisa-relay.service").read_text().splitlines()
+    (command,) = (line for line in unit if line.startswith("ExecStart="))
+    program, *arguments = shlex.split(command.removeprefix("ExecStart="))
+    assert Path(program).name == "lisa-relay"
+    with relay.main.make_context("lisa-relay", arguments) as context:
+        assert (folder / context.params["path"]).is_file()
+    if shutil.which("systemd-analyze") and Path(program).is_file():
+        file = folder / "systemd" / "lisa-relay.service"
+        assert run("systemd-analyze", "verify", "--man=no", file).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("database", "words"),
+    [
+        ("postgresql://shop:s3cret@db/shop", "LISA_RELAY__DATABASE"),
+        ("postgresql://db/shop?user=x&password=s3cret", "LISA_RELAY__DATABASE"),
+        ("shop.db", "is a URL such as"),
+    ],
+)
+def test_a_relay_file_holds_no_password(tmp_path: Path, database: str, words: str) -> None:
+    said = init(tmp_path, "--database", database, code=2)
+    assert words in said
+    assert "s3cret" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_init_does_not_write(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_a_bare_installation_sends_and_handles_and_names_the_extra_for_the_rest(
         ("lisa-manager", "standard"),
         ("lisa-consumer", "standard"),
         ("lisa-gateway", "gateway"),
+        ("lisa-relay", "standard"),
     ):
         done = start(bare / command, "--help", cwd=tmp_path)
         install = f"pip install 'lisa-delay-queue[{extra}]'"
@@ -158,11 +159,14 @@ def test_the_standard_installation_has_every_name_and_command(
 ) -> None:
     where = run(installed / "python", "-c", EVERY_NAME, cwd=tmp_path)
     assert where.startswith(f"{installed.parent}{os.sep}")
-    for command in ("lisa", "lisa-manager", "lisa-consumer", "lisa-gateway"):
+    for command in ("lisa", "lisa-manager", "lisa-consumer", "lisa-gateway", "lisa-relay"):
         assert "Usage" in run(installed / command, "--help", cwd=tmp_path)
     gateway = start(installed / "lisa-gateway", cwd=tmp_path)
     assert (gateway.returncode, len(gateway.stderr.splitlines())) == (2, 1)
     assert "pip install 'lisa-delay-queue[gateway]'" in gateway.stderr
+    relay = start(installed / "lisa-relay", "--database", "sqlite:///x.db", cwd=tmp_path)
+    assert (relay.returncode, len(relay.stderr.splitlines())) == (2, 1)
+    assert "pip install 'lisa-delay-queue[sql]'" in relay.stderr
     arguments = ("demo", "--messages", "200", "--seconds", "2", "--json")
     told: dict[str, Any] = json.loads(run(installed / "lisa", *arguments, cwd=tmp_path))
     assert (told["sent"], told["early"], told["lost"]) == (200, 0, 0)

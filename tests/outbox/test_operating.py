@@ -267,3 +267,30 @@ def ask_small(small: Engine, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """As `ask`, on `small`."""
     monkeypatch.setenv("LISA_RELAY__DATABASE", str(small.url))
     return lambda *arguments: json.loads(lisa("outbox", *arguments, "--json"))
+
+
+def test_relays_are_listed_and_judged_by_the_doctor(redis_url: str) -> None:
+    store = open_store(redis_url)
+
+    def checks() -> list[dict[str, Any]]:
+        done = CliRunner().invoke(main, ["doctor", "--redis", redis_url, "--json"])
+        return [one for one in json.loads(done.stdout)["checks"] if one["check"] == "relays"]
+
+    def announce(**about: Any) -> None:
+        record = presence.RelayPresence(name="r", table="sqlite:///x lisa_outbox", **about)
+        store.drive(presence.announce_relay(store, record))
+
+    assert checks() == []
+    announce(backlog=3)
+    (check,) = checks()
+    assert (check["verdict"], check["found"]) == ("ok", "1 alive")
+    announce(backlog=3, age_ms=90_000, set_aside=2)
+    (check,) = checks()
+    assert check["verdict"] == "warn"
+    assert check["found"] == (
+        "sqlite:///x lisa_outbox: Relay is behind: 3 rows wait, the oldest for 1m 30s; "
+        "sqlite:///x lisa_outbox: Rows set aside: 2; see lisa outbox list"
+    )
+    (record,) = json.loads(lisa("relays", "--redis", redis_url, "--json"))
+    assert (record["name"], record["alive"], record["set_aside"]) == ("r", True, 2)
+    assert "1m 30s" in lisa("relays", "--redis", redis_url)

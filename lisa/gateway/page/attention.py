@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-from lisa.admin.roles import RolePresence
+from lisa.admin.roles import RolePresence, outbox_troubles
 from lisa.core.delivery.pace import DEGRADED_AFTER
 from lisa.core.store.presence import BUSY_MS, ConsumerPresence, PushPresence
 from lisa.core.store.server_checks import CheckResult
@@ -40,16 +40,17 @@ class Rank(IntEnum):
 
     SERVER_FAILS = 0
     NO_MANAGER = 1
-    NO_CONSUMER = 2
-    BUSY = 3
-    DEGRADED = 4
-    OLD = 5
-    GARBAGE = 6
-    PAUSED = 7
-    MANAGER_GONE = 8
-    FOLLOWS = 9
-    SERVER_WARNS = 10
-    NONE = 11
+    RELAY = 2
+    NO_CONSUMER = 3
+    BUSY = 4
+    DEGRADED = 5
+    OLD = 6
+    GARBAGE = 7
+    PAUSED = 8
+    MANAGER_GONE = 9
+    FOLLOWS = 10
+    SERVER_WARNS = 11
+    NONE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,12 @@ class AttentionItem:
 
 def problems(snapshot: Snapshot, lines: Sequence[Line]) -> list[AttentionItem]:
     """The problems of these topics, the managers and the server, the worst first."""
-    found = [*_managers(snapshot, lines), *_server(snapshot), *_consumers(snapshot, lines)]
+    found = [
+        *_managers(snapshot, lines),
+        *_relays(snapshot),
+        *_server(snapshot),
+        *_consumers(snapshot, lines),
+    ]
     for line in lines:
         found += _of_topic(snapshot, line)
     return sorted(found, key=lambda item: (item.rank, -item.weight, item.where))
@@ -90,10 +96,11 @@ def of_topic(snapshot: Snapshot, line: Line) -> list[AttentionItem]:
 
 
 def of_managers(snapshot: Snapshot) -> list[AttentionItem]:
-    """Why no manager is alive: none runs, or the server refuses their heartbeats."""
+    """Why no manager is alive, and problems of relays."""
     return [
         *_server(snapshot, is_topics=True),
         *_managers(snapshot, list(snapshot.lines.values())),
+        *_relays(snapshot),
     ]
 
 
@@ -257,6 +264,12 @@ def _managers(snapshot: Snapshot, lines: Sequence[Line]) -> Iterator[AttentionIt
     else:
         detail = "messages will not become ready when due. Start lisa-manager"
         yield AttentionItem(Rank.MANAGER_GONE, "Managers", "No manager", detail, "/managers")
+
+
+def _relays(snapshot: Snapshot) -> Iterator[AttentionItem]:
+    for one in outbox_troubles(snapshot.relays):
+        rank = Rank.RELAY if one.is_late else Rank.GARBAGE
+        yield AttentionItem(rank, one.table, one.title, one.detail, "/managers")
 
 
 def _server(snapshot: Snapshot, *, is_topics: bool = False) -> Iterator[AttentionItem]:

@@ -14,6 +14,7 @@ from lisa.admin import history
 from lisa.admin.history import MINUTE_MS
 from lisa.admin.live import Interval
 from lisa.admin.messages import LiveState
+from lisa.gateway.access import Scope
 from lisa.gateway.page import attention
 from lisa.gateway.page.attention import AttentionItem, Rank
 from lisa.gateway.page.rendering import rate
@@ -60,7 +61,8 @@ class Spark:
 
 async def show(visit: PageRequest) -> Response:
     """The overview page."""
-    snapshot = await visit.snapshots.current()
+    is_operator = visit.token.allows(Scope.OPERATE, None)
+    snapshot = (await visit.snapshots.current()).shown_to(operators=is_operator)
     seen = [line for line in snapshot.lines.values() if visit.token.sees(line.topic)]
     problems = attention.problems(snapshot, seen)
     wanted = visit.query.get("q", "").strip()[:128]

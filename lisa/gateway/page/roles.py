@@ -54,12 +54,14 @@ async def consumers(visit: PageRequest) -> Response:
 
 async def managers(visit: PageRequest) -> Response:
     """The manager page."""
-    snapshot = await visit.snapshots.current()
+    is_operator = visit.token.allows(Scope.OPERATE, None)
+    snapshot = (await visit.snapshots.current()).shown_to(operators=is_operator)
     return visit.page(
         "managers.html",
         roles=snapshot.managers,
+        relays=snapshot.relays,
         alive=sum(manager.alive for manager in snapshot.managers),
         server=snapshot.server,
         problems=attention.of_managers(snapshot),
-        is_operator=visit.token.allows(Scope.OPERATE, None),
+        is_operator=is_operator,
     )

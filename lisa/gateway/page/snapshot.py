@@ -22,11 +22,17 @@ from lisa.admin.roles import RolePresence
 from lisa.admin.schedules import LateTicks
 from lisa.admin.topics import NextReady, TopicState, total_of
 from lisa.core.model.clock import duration_ms
-from lisa.core.model.errors import ServerUnavailable
+from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.redis.errors import Refusal
 from lisa.core.redis.flow import Flow
 from lisa.core.store import server_checks
-from lisa.core.store.presence import OVERDUE, ConsumerPresence, ManagerPresence, write_refusals
+from lisa.core.store.presence import (
+    OVERDUE,
+    ConsumerPresence,
+    ManagerPresence,
+    RelayPresence,
+    write_refusals,
+)
 from lisa.core.store.schedules import scheduled_topics
 from lisa.core.store.server_checks import Check, CheckResult, check_clock, info, with_refusal
 from lisa.core.store.store import Store
@@ -149,8 +155,13 @@ class Snapshot:
     consumers: tuple[RolePresence[ConsumerPresence], ...]
     managers: tuple[RolePresence[ManagerPresence], ...]
     server: ServerFacts
+    relays: tuple[RolePresence[RelayPresence], ...] = ()
     refusal: Refusal | None = None
     refused: frozenset[str] = frozenset()
+
+    def shown_to(self, *, operators: bool) -> Snapshot:
+        """The snapshot without relays, whose errors tell of databases, unless for operators."""
+        return self if operators else replace(self, relays=())
 
     def may_run(self, topic: str = "") -> bool:
         """Whether roles without a heartbeat may run: managers, or the consumers of a topic."""
@@ -239,6 +250,7 @@ class SnapshotCache:
     async def _take(self) -> Snapshot:
         gateway = self._gateway
         managers = await self.ask(ROLES_S, roles.managers)
+        relays = await self.ask(ROLES_S, _relays)
         look = self._remember(await gateway.ask(live.look))
         at_ms, names = look.at_us // 1000, tuple(look.topics)
         consumers = await self.ask(ROLES_S, roles.consumers, topics=names)
@@ -272,6 +284,7 @@ class SnapshotCache:
             tuple(consumers),
             tuple(managers),
             replace(server, problems=tuple(with_refusal(server.problems, refusal))),
+            relays=tuple(relays),
             refusal=refusal,
             refused=frozenset(refusals),
         )
@@ -360,6 +373,14 @@ def _server(store: Store) -> Flow[ServerFacts]:
             *([clock] if clock.verdict is not CheckResult.OK else ()),
         ),
     )
+
+
+def _relays(store: Store) -> Flow[list[RolePresence[RelayPresence]]]:
+    """The relays; none if their node, or the user's ACL, does not answer for them."""
+    try:
+        return (yield from roles.relays(store))
+    except (ServerUnavailable, ConfigError):
+        return []
 
 
 def _late_ticks(store: Store, now_ms: int) -> Flow[dict[str, LateTicks]]:
