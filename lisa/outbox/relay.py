@@ -11,13 +11,24 @@ import os
 import socket
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Connection, Engine, create_engine, delete, exists, func, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -177,18 +188,20 @@ class Relay:
         """
         began = time.monotonic()
         is_sweep = began >= self._swept + max(SWEEP_S, SWEEP_SHARE * self._sweep_s)
-        floor = 0 if is_sweep else self._floor(began)
+        floor = self._floor(began)
         if self._dialect == "sqlite" and not self._has_rows():
             return 0
         with self._transaction() as connection:
-            numbers = self._queries.lock(connection, floor)
-            if is_sweep:
+            numbers = self._queries.lock(connection, 0 if is_sweep else floor)
+            is_passed = len(numbers) == BATCH and numbers[-1][0] <= floor
+            if is_sweep and not is_passed:  # else there may be more
                 self._swept = time.monotonic()
                 self._sweep_s = self._swept - began
             if not numbers:
                 return 0
-            self._passed.append((began, max(seq for seq, _ in numbers)))
-            return self._forward(connection, numbers)
+            taken = self._forward(connection, numbers)
+        self._passed.append((began, numbers[-1][0]))
+        return taken
 
     def _floor(self, now: float) -> int:
         """The number above which a usual look begins."""
@@ -420,25 +433,28 @@ class Queries:
                 )
         return rows, blocked
 
+    # InnoDB locks all rows that it reads, so each row is changed by its number, and no other read.
+
     def delete(self, connection: Connection, numbers: Sequence[int]) -> None:
         """Delete rows."""
         if numbers:
-            connection.execute(delete(self._table).where(self._table.c.seq.in_(numbers)))
+            is_one = self._table.c.seq == bindparam("number")
+            connection.execute(
+                delete(self._table).where(is_one), [{"number": number} for number in numbers]
+            )
 
     def postpone(self, connection: Connection, seq: int, failure: RowFailure) -> None:
         """Set a row aside, or have it tried again later."""
         again = None if failure.is_final else database_ms() + TRY_AGAIN_MS
-        change = update(self._table).where(self._table.c.seq == seq)
-        connection.execute(change.values(try_ms=again, reason=failure.reason))
+        self._change(connection, seq, try_ms=again, reason=failure.reason)
 
     def block(self, connection: Connection, blocked: dict[int, int | None]) -> None:
         """Have rows tried again when the row is that they are behind."""
-        by_time = defaultdict[int | None, list[int]](list)
         for seq, again in blocked.items():
-            by_time[again].append(seq)
-        for again, numbers in by_time.items():
-            change = update(self._table).where(self._table.c.seq.in_(numbers))
-            connection.execute(change.values(try_ms=again))
+            self._change(connection, seq, try_ms=again)
+
+    def _change(self, connection: Connection, seq: int, **values: Any) -> None:
+        connection.execute(update(self._table).where(self._table.c.seq == seq).values(**values))
 
     def count(self, connection: Connection) -> Backlog:
         """Count the rows."""

@@ -15,7 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.mysql import BINARY, MEDIUMBLOB
+from sqlalchemy.dialects.mysql import BINARY, LONGBLOB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -62,7 +62,7 @@ class Tables:
             Column("token", String(8), nullable=False),
             Column("due", String(64), nullable=False),
             Column("options", Text),
-            Column("envelope", LargeBinary().with_variant(MEDIUMBLOB(), "mysql", "mariadb")),
+            Column("envelope", LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")),
             Index(f"{outbox}_id_hash", "id_hash", "seq"),
             schema=schema,
             sqlite_autoincrement=True,  # a number must not come again
