@@ -17,7 +17,7 @@ from tests.databases import DatabaseServer
 DRIVERS = {
     "sqlite": ("pysqlite", "aiosqlite"),
     "postgresql": ("psycopg", "asyncpg"),
-    "mariadb": ("pymysql", "aiomysql"),
+    "mariadb": ("pymysql", "asyncmy"),
 }
 CLEAR = {
     "postgresql": ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"),

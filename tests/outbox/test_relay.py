@@ -422,7 +422,7 @@ def test_postgresql_reuses_the_space(shop: Shop, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("nonsense", "the database is a URL"),
+        ("nonsense", "the database is not a URL"),
         ("oracle://localhost/shop", "use postgresql, mysql, mariadb or sqlite"),
     ],
 )
