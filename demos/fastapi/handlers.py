@@ -1,6 +1,7 @@
 """`lisa-consumer handlers` runs this handler."""
 
-from __future__ import annotations
+from shop import Order, sessions
+from sqlalchemy import update
 
 from lisa import Consumer, Message
 
@@ -9,5 +10,7 @@ consumer = Consumer(concurrency=100)
 
 @consumer.on("orders")
 async def cancel_unpaid(message: Message) -> None:
-    """Cancel an order that is still unpaid."""
-    print("cancelled", message.body["order"], flush=True)
+    """Cancel an order that is still unpaid; doing so twice changes nothing."""
+    unpaid = (Order.id == message.body["order"]) & (Order.state == "new")
+    async with sessions.begin() as session:
+        await session.execute(update(Order).where(unpaid).values(state="cancelled"))

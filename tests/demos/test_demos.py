@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lisa import Manager, Producer
+from lisa.outbox import Relay
 from tests.gateways import Gateway, state
 from tests.generators import generator
 from tests.programs import python, run
@@ -75,25 +76,37 @@ def test_a_tour_of_the_http_api(redis_url: str) -> None:
     assert '"acked":1' in done.stdout
 
 
-def place_and_pay(client: Any) -> None:
-    """Place an order twice and pay it twice, over HTTP."""
-    paths = ["/orders/42"] * 2 + ["/orders/42/payment"] * 2
-    said = [client.post(path).get_json() for path in paths]
-    assert [one["timeout"] for one in said] == ["accepted", "duplicate", "cancelled", "cancelled"]
-
-
-def test_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastapi(redis_url: str, processes: Processes, tmp_path: Path) -> None:
+    """A paid order has no timer any more; an unpaid one is cancelled by it."""
     testing = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
-    monkeypatch.setattr("httpx.Response.get_json", lambda said: said.json(), raising=False)
-    with testing.TestClient(generator("shop", DEMOS / "fastapi").app) as client:
-        place_and_pay(client)
+    database = tmp_path / "shop.sqlite3"
+    env = {"LISA_REDIS_URL": redis_url, "SHOP_DATABASE": str(database)}
+    app = generator("shop", DEMOS / "fastapi").app
+    with testing.TestClient(app) as client, Producer(redis_url) as producer, Manager(redis_url):
+
+        def post(path: str) -> str:
+            return str(client.post(path).json()["order"])
+
+        with Relay(f"sqlite:///{database}", redis_url):
+            processes.start("-m", "lisa.cli.consumer", "handlers", env=env, cwd=DEMOS / "fastapi")
+            paths = ["/orders/42"] * 2 + ["/orders/42/payment"] * 2 + ["/orders/43"]
+            assert [post(path) for path in paths] == ["new", "new", "paid", "paid", "new"]
+            wait_until(lambda: state(producer, "orders", "order-42") == "cancelled")
+            wait_until(
+                lambda: producer.reschedule("orders", "order-43", delay="0s") == "rescheduled"
+            )
+            wait_until(lambda: state(producer, "orders", "order-43") == "acked")
+        assert post("/orders/43/payment") == "cancelled"
 
 
 def test_flask() -> None:
+    """Place an order twice and pay it twice."""
     pytest.importorskip("flask", reason="flask is not installed")
     shop = generator("shop", DEMOS / "flask")
+    paths = ["/orders/42"] * 2 + ["/orders/42/payment"] * 2
     with shop.producer:
-        place_and_pay(shop.app.test_client())
+        said = [shop.app.test_client().post(path).get_json()["timeout"] for path in paths]
+    assert said == ["accepted", "duplicate", "cancelled", "cancelled"]
 
 
 def manage(*words: str, check: bool = True) -> Any:
@@ -118,6 +131,8 @@ def test_django_handlers_and_tasks(redis_url: str, processes: Processes, tmp_pat
             producer.send("tasks.default", {"task": task, **args}, retry="0s")
             for task in ("os.getcwd", "shop.tasks.of_the_next_version")
         ]
+        relay = (str(DEMOS / "django" / "manage.py"), "lisa_relay")
+        processes.start(*relay, env={"LISA_REDIS_URL": redis_url}, cwd=tmp_path)
         consume = (str(DEMOS / "django" / "manage.py"), "lisa_consumer", "--", "--processes", "2")
         workers = processes.start(*consume, env={"LISA_REDIS_URL": redis_url}, cwd=tmp_path)
         unpaid, paid, later, *said = shell(
@@ -132,7 +147,7 @@ def test_django_handlers_and_tasks(redis_url: str, processes: Processes, tmp_pat
         wait_until(lambda: raw.hget("lisa:{tasks.default}:stats", "acked@lisa"))
         states = f"print([Order.objects.get(pk=pk).state for pk in ({unpaid}, {paid})])"
         assert shell(states) == "['apology', 'paid']", "handler, then the task it enqueued"
-        assert state(producer, "order-timeouts", f"order-{paid}") == "cancelled"
+        wait_until(lambda: state(producer, "order-timeouts", f"order-{paid}") == "cancelled")
         reasons = ("is not a task of this worker", "has no task shop.tasks.of_the_next_version")
         where = "tasks.default"
         wait_until(lambda: [state(producer, where, one) for one in bad] == ["garbage"] * 2)
@@ -166,6 +181,6 @@ def test_django_names_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("'redis://db:6379/0'", "the setting LISA is a dict, as in {'server': "),
     ):
         (tmp_path / "wrong.py").write_text(f"from shop.settings import *\nLISA = {setting}\n")
-        place = "from shop.models import Order; Order.place(minutes=1)"
-        failed = manage("shell", "-v", "0", "-c", place, check=False)
+        use = "from lisa.django import producer"
+        failed = manage("shell", "-v", "0", "-c", use, check=False)
         assert words in failed.stderr.splitlines()[-1]

@@ -35,12 +35,14 @@ START = """
 import django
 django.setup()
 from django.db import transaction
+from django.core.management import call_command
 from lisa.django import outbox
 """
+MIGRATE = "call_command('migrate', verbosity=0)\n"
 
 
 class Project:
-    """A project without a module of its own; `manage` and `run` return what is printed."""
+    """A project without a module of its own; `run` returns what is printed."""
 
     def __init__(self, folder: Path, database: Database, server: str) -> None:
         self._folder, self._server = folder, server
@@ -65,10 +67,6 @@ class Project:
     def env(self) -> dict[str, str]:
         path = os.pathsep.join([str(self._folder), str(ROOT)])
         return {**os.environ, "DJANGO_SETTINGS_MODULE": "shop_settings", "PYTHONPATH": path}
-
-    def manage(self, *words: str) -> str:
-        said: str = python("-m", "django", *words, env=self.env).stdout
-        return said
 
     def run(self, code: str, *, check: bool = True) -> str:
         done = python("-c", START + code, env=self.env, check=check)
@@ -121,8 +119,7 @@ with transaction.atomic():
 def test_operations_are_those_of_committed_transactions(
     project: Project, engine: Engine, redis_url: str
 ) -> None:
-    project.manage("migrate", "-v", "0")
-    said = project.run(OPERATIONS)
+    said = project.run(MIGRATE + OPERATIONS)
     relay = Relay(engine, redis_url, tables=TABLES)
     assert relay.step() == 6
     relay.stop()
@@ -143,8 +140,7 @@ def test_operations_are_those_of_committed_transactions(
 
 def test_migrations_follow_the_setting(project: Project, engine: Engine) -> None:
     """The tables are those that an outbox without Django uses, and models match the migrations."""
-    project.manage("migrate", "-v", "0")
-    project.manage("makemigrations", "--check")
+    project.run(MIGRATE + "call_command('makemigrations', check=True)")
     with engine.begin() as connection:
         outbox = Outbox(tables=TABLES)
         outbox.send(connection, "orders", 42)
@@ -161,9 +157,8 @@ def test_migrations_follow_the_setting(project: Project, engine: Engine) -> None
 def test_the_command_runs_a_relay(
     project: Project, engine: Engine, redis_url: str, processes: Processes
 ) -> None:
-    project.manage("migrate", "-v", "0")
+    said = project.run(MIGRATE + "print('sent', outbox.send('orders', 42, delay='1h'))")
     relay = processes.start("-m", "django", "lisa_relay", env=project.env)
-    said = project.run("print('sent', outbox.send('orders', 42, delay='1h'))")
     with Producer(redis_url) as producer:
         wait_until(lambda: states(producer, said) == {"sent": "waiting"} or not relay.alive)
     relay.signal(signal.SIGTERM)

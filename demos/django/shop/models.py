@@ -1,10 +1,8 @@
 """The shop's table."""
 
-from functools import partial
-
 from django.db import models, transaction
 
-from lisa.django import producer
+from lisa.django import outbox
 
 
 class Order(models.Model):
@@ -17,12 +15,16 @@ class Order(models.Model):
         """Place an order that is cancelled if it is not paid in time."""
         with transaction.atomic():
             order = cls.objects.create()
-            # After the commit: a message of an order that was rolled back would find nothing.
-            send = partial(producer.send, "order-timeouts", {"order": order.pk})
-            transaction.on_commit(partial(send, id=f"order-{order.pk}", delay=f"{60 * minutes}s"))
+            outbox.send(
+                "order-timeouts",
+                {"order": order.pk},
+                id=f"order-{order.pk}",
+                delay=f"{60 * minutes}s",
+            )
         return order
 
     def pay(self) -> None:
-        """Pay; the timeout is cancelled, or finds the order paid."""
-        Order.objects.filter(pk=self.pk, state="new").update(state="paid")
-        producer.cancel("order-timeouts", f"order-{self.pk}")
+        """Pay, and cancel the time-out; if it has begun, it finds the order paid."""
+        with transaction.atomic():
+            if Order.objects.filter(pk=self.pk, state="new").update(state="paid"):
+                outbox.cancel("order-timeouts", f"order-{self.pk}")

@@ -4,7 +4,7 @@ import os
 
 SECRET_KEY = "only-for-this-demo"  # noqa: S105
 USE_TZ = True
-INSTALLED_APPS = ["lisa.django", "shop"]
+INSTALLED_APPS = ["lisa.django", "lisa.django.outbox", "shop"]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
