@@ -1,6 +1,6 @@
 """`lisa-consumer handlers` runs this handler."""
 
-from shop import Order, sessions
+from shop import Order, sessions  # type: ignore[import-not-found]
 from sqlalchemy import update
 
 from lisa import Consumer, Message

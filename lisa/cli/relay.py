@@ -46,9 +46,10 @@ def main(path: Path | None, database: str | None, notify: bool | None, **flags: 
     from lisa.core.settings import RelaySettings
 
     warn_of_database_password(database)
+    arguments = click.get_current_context().obj or {}
 
     def work(settings: RelaySettings) -> None:
-        relay = relay_of(settings)
+        relay = relay_of(settings, **arguments)
         freeze_loaded_objects()
         signals: Mailbox[int] = Mailbox()
         with signals.handling_signals(signals.post, stopping()), ExitStack() as stack:
@@ -64,23 +65,27 @@ def main(path: Path | None, database: str | None, notify: bool | None, **flags: 
     run_daemon("lisa-relay", RelaySettings, path, work, **flags, relay=own)
 
 
-def relay_of(settings: RelaySettings | ManagerSettings) -> Relay:
-    """The relay of these settings, not started. Raises ConfigError."""
+def relay_of(settings: RelaySettings | ManagerSettings, **arguments: Any) -> Relay:
+    """The relay of these settings, not started. Raises ConfigError.
+
+    arguments: those of `Relay` that replace settings; the context's object of `main`, for Django.
+    """
     from lisa.core.redis.address import Address
     from lisa.outbox import Relay, Tables
 
     given = settings.relay
-    database = given.require_database()
-    address = Address.from_settings(settings.redis)
-    check_rights("relay", address, settings.prefix)
-    return Relay(
-        database,
-        address,
-        prefix=settings.prefix,
-        tables=Tables(outbox=given.outbox, schema=given.database_schema),
-        durability=given.durability,
-        notify=given.notify,
-    )
+    usual = {
+        "server": Address.from_settings(settings.redis),
+        "prefix": settings.prefix,
+        "tables": Tables(outbox=given.outbox, schema=given.database_schema),
+        "durability": given.durability,
+        "notify": given.notify,
+    }
+    if "database" not in arguments:
+        usual["database"] = given.require_database()
+    chosen: dict[str, Any] = usual | arguments
+    check_rights("relay", Address.of(chosen["server"]), chosen["prefix"])
+    return Relay(**chosen)
 
 
 def health(relay: Relay) -> dict[str, object]:

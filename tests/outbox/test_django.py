@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -38,6 +39,7 @@ from django.db import transaction
 from django.core.management import call_command
 from lisa.django import outbox
 """
+RELAY = ("-m", "django", "lisa_relay", "--", "--log-format", "json")
 MIGRATE = "call_command('migrate', verbosity=0)\n"
 
 
@@ -158,7 +160,9 @@ def test_the_command_runs_a_relay(
     project: Project, engine: Engine, redis_url: str, processes: Processes
 ) -> None:
     said = project.run(MIGRATE + "print('sent', outbox.send('orders', 42, delay='1h'))")
-    relay = processes.start("-m", "django", "lisa_relay", env=project.env)
+    relay = processes.start(*RELAY, env=project.env)
+    first = relay.wait_for(f" {NAMES['outbox']} to ").splitlines()[0]
+    assert json.loads(first)["level"] == "info", "options reach lisa-relay"
     with Producer(redis_url) as producer:
         wait_until(lambda: states(producer, said) == {"sent": "waiting"} or not relay.alive)
     relay.signal(signal.SIGTERM)

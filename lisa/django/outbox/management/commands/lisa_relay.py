@@ -9,10 +9,12 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL
 
-from lisa.core.daemon.process_signals import Mailbox, stopping
+from lisa.cli.relay import main as lisa_relay
 from lisa.django import _options
 from lisa.django.outbox import tables
-from lisa.outbox import Relay
+
+OF_REDIS = ("server", "prefix")
+"""The keys of LISA that are arguments of `Relay`, too."""
 
 DRIVERS = {"MySQLdb": "mysqldb", "sqlite3": "pysqlite"}
 """SQLAlchemy's names of drivers that have another one."""
@@ -26,26 +28,23 @@ OF_DJANGO = {
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """Runs a relay with the connection parameters of Django."""
+    """Runs `lisa-relay` with the connection parameters of Django and the setting LISA."""
 
-    help = "Forward the operations of the outbox to Redis until SIGTERM."
+    help = (
+        "Forward the operations of the outbox to Redis until SIGTERM. Takes the options of "
+        "lisa-relay after '--', as in: manage.py lisa_relay -- --http 127.0.0.1:8090"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Accept the alias of a database."""
+        """Accept the alias of a database, and any options."""
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, choices=list(connections))
+        parser.add_argument("options", nargs="*", help="options of lisa-relay")
 
-    def handle(self, *_: Any, database: str, **__: Any) -> None:
+    def handle(self, *_: Any, database: str, options: list[str], **__: Any) -> None:
         """Run until a signal comes."""
-        options = _options()
-        relay = Relay(
-            engine_of(database),
-            options.get("server"),
-            prefix=options.get("prefix"),
-            tables=tables(),
-        )
-        mailbox = Mailbox[int]()
-        with mailbox.handling_signals(mailbox.post, stopping()), relay:
-            mailbox.get()
+        given = {name: value for name, value in _options().items() if name in OF_REDIS and value}
+        arguments = {"database": engine_of(database), "tables": tables(), **given}
+        lisa_relay.main(options, "lisa-relay", obj=arguments)
 
 
 def engine_of(alias: str) -> Engine:
@@ -55,8 +54,13 @@ def engine_of(alias: str) -> Engine:
     for name in OF_DJANGO[connection.vendor]:
         parameters.pop(name, None)
     driver = connection.Database.__name__.partition(".")[0]
+    take = parameters.pop
     url = URL.create(
         f"{connection.vendor}+{DRIVERS.get(driver, driver)}",
-        database=parameters.pop("database", None),
+        username=take("user", None),
+        host=take("host", None),
+        port=int(take("port", 0)) or None,
+        database=take("dbname", None) or take("database", None),
     )
+    # The password is not part of the URL.
     return create_engine(url, connect_args=parameters, pool_size=2, max_overflow=2)
