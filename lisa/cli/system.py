@@ -145,7 +145,8 @@ def _as_json(chosen: Chosen, found: list[admin.roles.RolePresence[Any]]) -> bool
 @click.option(
     "--durability",
     is_flag=True,
-    help="Include the commands that a producer, gateway or operator needs to wait for replicas.",
+    help="Include the commands that a producer, gateway, operator or relay needs to wait for "
+    "replicas.",
 )
 @common
 def acl(
@@ -161,9 +162,9 @@ def acl(
 ) -> None:
     """Print the minimal ACL rights that each ROLE needs on the server.
 
-    Roles: producer, manager, consumer, gateway, operator (this command line), pipeline and reader
-    (read-only). Default: all roles. Users are named PREFIX-ROLE. Without a password option, the
-    output sets rights only: an existing user keeps its passwords, a new user is disabled.
+    Roles: producer, manager, consumer, gateway, operator (this command line), relay, pipeline and
+    reader (read-only). Default: all roles. Users are named PREFIX-ROLE. Without a password option,
+    the output sets rights only: an existing user keeps its passwords, a new user is disabled.
 
     With --redis, the output includes the newer commands that the server supports. Otherwise it
     works on every server since Redis 6.2.

@@ -18,13 +18,14 @@ import uuid_utils
 
 from lisa import Consumer
 from lisa.core.model.envelope import id_time_ms, new_id
+from lisa.core.store import presence
 from lisa.embedded import EmbeddedServer
 from lisa.gateway.access import Access, Scope, Token
 from lisa.gateway.page import sessions
 from lisa.gateway.page.rendering import link
 from tests.browser.conftest import Site, Visitor, key_in, now_ms
 from tests.gateways import NO_TLS, Gateway, declared_topic, new_topic
-from tests.servers import connect, wait_until
+from tests.servers import connect, open_store, wait_until
 
 HOUR = timedelta(hours=1)
 
@@ -392,6 +393,24 @@ def test_a_cookie_cannot_be_forged(guarded: Gateway) -> None:
         for value in (*forged, "x" * 5000):
             answer = client.get("/", headers={"Cookie": f"{sessions.COOKIE}={value}"})
             assert answer.status_code == 303, value
+
+
+def test_relays_are_shown_to_operators(guarded: Gateway, site: Site) -> None:
+    """Their errors and tables tell of an application's database."""
+    store = open_store(site.server.url)
+    record = presence.RelayPresence(name="r-1", table="sqlite:///x lisa_outbox", set_aside=7)
+    try:
+        with Visitor(guarded.url) as operator, Visitor(guarded.url) as other:
+            operator.log_in("everything-everything")
+            other.log_in("orders-orders-orders")
+            assert "Relays" not in operator.page("/managers")
+            store.drive(presence.announce_relay(store, record))
+            wait_until(lambda: record.table in operator.page("/managers"))
+            assert "Rows set aside" in operator.page("/")
+            for path in ("/", "/managers"):
+                assert record.table not in other.page(path)
+    finally:
+        store.drive(presence.leave_relay(store, record.name))
 
 
 def test_a_session_ends_with_its_time_and_with_its_token() -> None:
