@@ -280,10 +280,10 @@ class Relay:
             self._beat()
         except (LisaError, SQLAlchemyError) as error:
             return self._failed(error)
+        self.is_redis_there = True
         if self.error:
             log.info("relay %s: works again", self.name)
             self.error = ""
-        self.is_redis_there = True
         self._backoff.reset()
         now = time.monotonic()
         if taken:

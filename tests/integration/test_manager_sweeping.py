@@ -103,9 +103,20 @@ class TestSweeper:
         cast.drive(presence.announce_manager(cast.store, presence.ManagerPresence(name="old")))
         manager = presence.ManagerPresence(name="new", seen_ms=record.seen_ms)
         cast.ask("HSET", cast.store.keys.managers, "new", msgspec.json.encode(manager))
+        # The records of relays are kept for a day where no other relay serves the table.
+        now_ms = cast.now_ms()
+        for name, table, seen_ms in (
+            ("old", "a", now_ms),
+            ("new", "a", now_ms + MINUTE_MS),
+            ("late", "b", now_ms - HOUR_MS),
+            ("lost", "c", now_ms - 25 * HOUR_MS),
+        ):
+            relay = presence.RelayPresence(name=name, table=table, seen_ms=seen_ms)
+            cast.ask("HSET", cast.store.keys.relays, name, msgspec.json.encode(relay))
         kit.sweeper.step("orders")
         kit.sweeper.managers()
         assert [one.name for one in cast.drive(presence.managers(cast.store))] == ["new"]
+        assert [one.name for one in cast.drive(presence.relays(cast.store))] == ["late", "new"]
         monkeypatch.undo()
         cast.ask("XGROUP", "CREATECONSUMER", cast.own.ready, "g", "fresh")
         kit.sweeper.step("orders")  # it may read rarely, and has no record yet

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, create_engine, select, update
 from lisa import Producer
 from lisa.cli.main import main
 from lisa.core.store import presence
+from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.outbox import Outbox, Relay, Tables
 from tests.exposition import Exposed
@@ -111,7 +112,7 @@ def test_a_relay_runs_until_sigterm(
     assert rows(shop) == []
 
 
-def test_health_fails_while_redis_or_the_database_is_away(
+def test_health_fails_while_the_database_fails(
     small: Engine, redis_url: str, processes: Processes, tmp_path: Path
 ) -> None:
     http, file = f"127.0.0.1:{free_port()}", tmp_path / "shop.db"
@@ -126,6 +127,29 @@ def test_health_fails_while_redis_or_the_database_is_away(
     wait_until(lambda: "no such table" in store.drive(presence.relays(store))[0].error)
     TABLES.metadata.create_all(small)
     wait_until(lambda: health(http)["status"] == "ok")
+
+
+def test_while_redis_is_away_health_fails_and_the_backlog_is_counted(
+    small: Engine, processes: Processes
+) -> None:
+    http = f"127.0.0.1:{free_port()}"
+
+    def value(name: str) -> float | None:
+        return Exposed(httpx.get(f"http://{http}/metrics").text).value(name)
+
+    with EmbeddedServer() as server:
+        options = ("--redis", server.url, "--database", str(small.url), "--http", http)
+        processes.start("-m", "lisa.cli.relay", *options)
+        wait_until(lambda: health(http).get("status") == "ok")
+        server.kill()
+        send(small, "a", "b")
+        wait_until(lambda: health(http)["status"] == "failing")
+        wait_until(lambda: value("lisa_relay_backlog_rows") == 2)
+        assert value("lisa_up") == 0
+        server.restart()
+        wait_until(lambda: rows(small) == [])
+        wait_until(lambda: health(http)["status"] == "ok")
+        assert value("lisa_up") == 1
 
 
 def test_a_manager_runs_a_relay_by_setting(
