@@ -66,7 +66,6 @@ if TYPE_CHECKING:
         FoundMessage,
         KeyOutcome,
         Late,
-        OnCommit,
         OnDuplicate,
         Outgoing,
         Producer,
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
         Sent,
         State,
     )
+    from lisa.producer.on_commit import OnCommit
     from lisa.producer.producer import (
         backfill_schedule,
         cancel,
@@ -237,7 +237,6 @@ _HOMES = {
         "FoundInGroup",
         "FoundMessage",
         "KeyOutcome",
-        "OnCommit",
         "OnDuplicate",
         "Outgoing",
         "Producer",
@@ -253,6 +252,7 @@ _HOMES = {
         "Sent",
         "State",
     ),
+    "lisa.producer.on_commit": ("OnCommit",),
     "lisa.producer.producer": (
         "backfill_schedule",
         "cancel",

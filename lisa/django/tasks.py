@@ -8,7 +8,8 @@
     send_receipt.using(run_after=timezone.now() + timedelta(days=1)).enqueue(42)
 
 A task is a message of the topic `tasks.<queue>`; its id is the id of the result. Retries follow the
-topic's options, so one task may run several times. Results are not kept.
+topic's options, so one task may run several times. Results are not kept. Within `atomic()`, a task
+is sent after the commit, or never.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -51,7 +53,8 @@ class UnknownTask(LisaError):
 class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
     """Sends tasks as messages; `manage.py lisa_consumer` runs them.
 
-    OPTIONS: `prefix` of the topics, by default "tasks.".
+    OPTIONS: `prefix` of the topics, by default "tasks."; `on_commit`, by default True: within
+    `atomic()` of the default database, tasks are sent after the commit.
     """
 
     supports_defer = True
@@ -64,22 +67,33 @@ class LisaBackend(BaseTaskBackend):  # type: ignore[misc]
         self._prefix = self.options.get("prefix", PREFIX)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Send a task; returns its result, whose id cancels it. Raises what `send` raises."""
+        """Send a task; returns its result, whose id cancels it. Raises what `send` raises.
+
+        Within `atomic()`, the task is sent after the commit. Only then it can be cancelled,
+        `enqueued_at` of the result is set, and `task_enqueued` is sent.
+        """
         self.validate_task(task)
         result = self._result(task, "", args, kwargs)
-        sent = producer.send(
+        waits = self.options.get("on_commit", True) and connection.in_atomic_block
+        sent = (producer.on_commit() if waits else producer).send(
             self._prefix + task.queue_name,
             {"task": task.module_path, "args": result.args, "kwargs": result.kwargs},
             at=task.run_after,
             tz=timezone.get_current_timezone(),
         )
         object.__setattr__(result, "id", sent)
-        object.__setattr__(result, "enqueued_at", timezone.now())
-        task_enqueued.send(type(self), task_result=result)
+        if waits:
+            transaction.on_commit(lambda: self._announce(result))
+        else:
+            self._announce(result)
         return result
 
+    def _announce(self, result: Any) -> None:
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        task_enqueued.send(type(self), task_result=result)
+
     def cancel(self, result: Any) -> bool:
-        """Cancel an enqueued task; False if it has begun or is unknown."""
+        """Cancel a task that was sent; False if it has begun or is unknown."""
         topic = self._prefix + result.task.queue_name
         return producer.cancel(topic, result.id) == "cancelled"
 

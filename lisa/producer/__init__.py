@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lisa.core.store.keyed import KeyOutcome
     from lisa.core.store.schedules import ScheduleInfo
     from lisa.producer.gateway_producer import GatewayProducer
-    from lisa.producer.on_commit import OnCommit
 
 __all__ = [
     "AsyncProducer",
@@ -31,7 +30,6 @@ __all__ = [
     "GatewayProducer",
     "KeyOutcome",
     "Late",
-    "OnCommit",
     "OnDuplicate",
     "Outgoing",
     "Producer",
@@ -54,7 +52,6 @@ _LATE["KeyOutcome"] = "lisa.core.store.keyed"
 _LATE["ScheduleInfo"] = "lisa.core.store.schedules"
 _LATE["ScheduleDefinition"] = "lisa.core.model.recurring.definition"
 _LATE["GatewayProducer"] = "lisa.producer.gateway_producer"
-_LATE["OnCommit"] = "lisa.producer.on_commit"
 
 
 def __getattr__(name: str) -> object:

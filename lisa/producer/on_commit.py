@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta, tzinfo
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from lisa.core.model.clock import checked_delay_ms
 from lisa.core.model.envelope import checked_headers, decode_content, encode_head, new_token
@@ -17,9 +17,6 @@ from lisa.core.transitions.coalesce import is_rule
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.producer.calls import single, whole_id, with_id
 from lisa.producer.plan import DueOptions, SendOptions, SendPlan, new_due, showing
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, SessionTransaction
 
 Call = tuple[str, Callable[[], object]]
 """A call that waits: its name in errors, and what makes it."""
@@ -97,8 +94,7 @@ class OnCommit:
 
 def _make(calls: Sequence[Call]) -> None:
     """Make calls after a commit. Raises the first error once all are made."""
-    failed: list[str] = []
-    first: BaseException | None = None
+    errors: dict[str, BaseException] = {}
     for name, make in calls:
         try:
             if isinstance(outcome := make(), Awaitable):  # the commit runs in a greenlet
@@ -106,37 +102,35 @@ def _make(calls: Sequence[Call]) -> None:
 
                 await_only(asyncio.shield(outcome))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the others follow
-            failed, first = [*failed, name], first or error
-    if first is not None:
-        first.add_note(f"The transaction is committed. Calls that failed: {', '.join(failed)}")
+            errors.setdefault(name, error)
+    for first in errors.values():
+        first.add_note(f"The transaction is committed. Calls that failed: {', '.join(errors)}")
         raise first
 
 
 class _Calls:
-    """The calls of a session's transaction, with methods for SQLAlchemy's events of the same names.
+    """The calls that wait for a session, with methods for SQLAlchemy's events of the same names.
 
-    A rollback drops the calls since its transaction or savepoint began.
+    starts: for each transaction and savepoint, how many calls there were before its first one; they
+    nest, so its rollback drops all others.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Call] = []
-        self._starts: dict[SessionTransaction, int] = {}
+        self.starts: dict[Any, int] = {}
         self._is_committed = False
 
-    def after_transaction_create(self, _: Session, transaction: SessionTransaction) -> None:
-        self._starts[transaction] = len(self.waiting)
+    def after_soft_rollback(self, _session: Any, transaction: Any) -> None:
+        del self.waiting[self.starts.get(transaction, len(self.waiting)) :]
 
-    def after_soft_rollback(self, _: Session, transaction: SessionTransaction) -> None:
-        del self.waiting[self._starts.get(transaction, 0) :]
-
-    def after_commit(self, session: Session) -> None:
+    def after_commit(self, session: Any) -> None:
         self._is_committed = not session.in_nested_transaction()
 
-    def after_transaction_end(self, _: Session, transaction: SessionTransaction) -> None:
+    def after_transaction_end(self, _session: Any, transaction: Any) -> None:
         """Make the calls: the connection is back in the pool, and the session can be used."""
         if transaction.parent is None:
             calls = self.waiting if self._is_committed else []
-            self.waiting, self._starts, self._is_committed = [], {}, False
+            self.waiting, self.starts, self._is_committed = [], {}, False
             _make(calls)
 
 
@@ -151,8 +145,10 @@ def _waiting(given: Any) -> list[Call]:
     calls: _Calls | None = session.info.get(__name__)
     if calls is None:
         calls = session.info[__name__] = _Calls()
-        for name in ("transaction_create", "soft_rollback", "commit", "transaction_end"):
-            event.listen(session, f"after_{name}", getattr(calls, f"after_{name}"))
-    if not session.in_transaction():
-        session.begin()
+        for name in ("after_soft_rollback", "after_commit", "after_transaction_end"):
+            event.listen(session, name, getattr(calls, name))
+    inner: Any = session.get_nested_transaction() or session.get_transaction() or session.begin()
+    while inner is not None:
+        calls.starts.setdefault(inner, len(calls.waiting))
+        inner = inner.parent
     return calls.waiting

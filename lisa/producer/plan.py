@@ -402,8 +402,7 @@ def new_due(
     zone: the producer's default zone. Raises InvalidMessage, or TypeError for an unknown option.
     """
     check_options(options, DueOptions)
-    tz = options.get("tz")
-    zone = parse_zone(tz) if tz is not None else zone
+    zone = zone if (tz := options.get("tz")) is None else parse_zone(tz)
     due = due_text(options.get("delay"), options.get("at"), options.get("at_ms"), zone)
     given = {name: options.get(name) for name in ("at_local", "fold", "business_days")}
     calendar = {name: value for name, value in given.items() if value is not None}
