@@ -515,7 +515,7 @@ def relay(stage: Stage) -> None:
                 outbox.cancel(session, "orders", message_id)
             outbox.cancel(session, "damaged", "lost")
             outbox.send(session, "limited", "x", delay=MINUTE)
-        with stage.watched(), Relay(engine, stage.url) as relay:
+        with stage.watched(), Relay(engine.url, stage.url) as relay:
             wait_until(lambda: relay.done.numbers().get(("cancel", "forwarded"), 0) == 4)
             wait_until(lambda: presence_of_relays(stage))
             Cast(stage.url).store.call(Inspect("orders", ["m1", "m2"]))  # several bodies

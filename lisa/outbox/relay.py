@@ -100,7 +100,7 @@ class RowSetAside(NamedTuple):
 class Relay:
     """Forwards the operations of an outbox. Any number of relays may run on a table.
 
-    database: the URL of the database, as SQLAlchemy writes it, or an Engine.
+    database: the URL of the database, as SQLAlchemy writes it.
     server, prefix, durability: as for `Producer`.
     tables: the names of the tables.
     notify: listen to the commits of an `Outbox` that has `notify`, too. PostgreSQL with psycopg.
@@ -112,7 +112,7 @@ class Relay:
 
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | URL,
         server: str | Address | None = None,
         *,
         prefix: str | None = None,
@@ -122,10 +122,8 @@ class Relay:
     ) -> None:
         self.name = presence.unique_name("relay")
         self.tables = tables or Tables()
-        engine = database if isinstance(database, Engine) else engine_of(database)
+        engine = self._engine = engine_of(database)
         self._dialect = engine.dialect.name
-        isolation = "AUTOCOMMIT" if self._dialect == "sqlite" else "READ COMMITTED"
-        self._engine = engine.execution_options(isolation_level=isolation)
         self._plain = engine.execution_options(isolation_level="AUTOCOMMIT")
         if notify and (self._dialect, engine.driver) != ("postgresql", "psycopg"):
             raise ConfigError(
@@ -514,7 +512,8 @@ def engine_of(database: str | URL) -> Engine:
         try:
             if candidate.get_dialect().is_async:
                 continue
-            return create_engine(candidate, pool_size=2, max_overflow=2)
+            isolation = "AUTOCOMMIT" if family == "sqlite" else "READ COMMITTED"
+            return create_engine(candidate, isolation_level=isolation, pool_size=2, max_overflow=2)
         except ModuleNotFoundError as error:
             missing = missing or str(error.name)
         except NoSuchModuleError:

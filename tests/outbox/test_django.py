@@ -122,7 +122,7 @@ def test_operations_are_those_of_committed_transactions(
     project: Project, engine: Engine, redis_url: str
 ) -> None:
     said = project.run(MIGRATE + OPERATIONS)
-    relay = Relay(engine, redis_url, tables=TABLES)
+    relay = Relay(engine.url, redis_url, tables=TABLES)
     assert relay.step() == 6
     relay.stop()
     with Producer(redis_url) as producer:

@@ -242,7 +242,7 @@ def test_rows_set_aside_are_listed_and_retried_or_discarded(
     assert rows(shop) == [*again, ("bad", "c", 0, None)]
     assert ask("retry", str(worse), "999", code=1) == {"retried": 1, "not_set_aside": [999]}
     assert ask("list") == []
-    relay = Relay(shop, redis_url)
+    relay = Relay(shop.url, redis_url)
     wait_until(lambda: relay.step() == 0 and rows(shop) == [])
     relay.stop()
     assert is_known(redis_url, "good")

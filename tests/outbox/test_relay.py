@@ -9,15 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Engine, delete, func, select, text, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from lisa import Producer
 from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.store.replies import pairs
+from lisa.embedded import EmbeddedServer
 from lisa.middleware import Middleware
 from lisa.outbox import AsyncOutbox, Outbox, Relay, Tables
+from lisa.outbox.relay import PATIENCE
 from lisa.producer.calls import SendCall
 from tests.outbox.conftest import Database
 
@@ -33,7 +36,7 @@ class Shop:
         self.tables.metadata.create_all(engine)
         self.outbox = Outbox(tables=self.tables)
         self.producer = Producer(redis_url)
-        self.relay = Relay(engine, redis_url, tables=self.tables)
+        self.relay = Relay(engine.url, redis_url, tables=self.tables)
 
     def commit(self, *calls: Callable[[Session], Any]) -> list[Any]:
         """Make calls in one transaction."""
@@ -65,6 +68,10 @@ class Shop:
         column = self.tables.outbox.c.created_ms
         with self.engine.begin() as connection:
             connection.execute(update(self.tables.outbox).values(created_ms=column - by_ms))
+
+    def wait_until_empty(self) -> None:
+        while self.rows():
+            time.sleep(0.01)
 
     def relay_all(self) -> int:
         done = 0
@@ -384,7 +391,7 @@ def test_names_are_free(engine: Engine, redis_url: str) -> None:
     tables.metadata.create_all(engine)
     with engine.begin() as connection:
         sent = Outbox(tables=tables).send(connection, "orders", 1, delay="1h")
-    relay = Relay(engine, redis_url, tables=tables)
+    relay = Relay(engine.url, redis_url, tables=tables)
     assert relay.step() == 1
     relay.stop()
     with Producer(redis_url) as producer:
@@ -447,3 +454,62 @@ def test_a_blocking_driver_that_is_installed_is_found(url: str, driver: str) -> 
     engine = engine_of(url)
     assert engine.driver == driver
     engine.dispose()
+
+
+def test_commits_go_on_while_redis_is_away(engine: Engine, own_server: EmbeddedServer) -> None:
+    """Afterwards everything arrives, in the order of each message."""
+    shop = Shop(engine, own_server.url)
+    shop.send(0, id="o", delay="1h")
+    with Relay(engine.url, own_server.url, tables=shop.tables) as relay:
+        shop.wait_until_empty()
+        own_server.kill()
+        for n in range(1, 40):
+            began = time.monotonic()
+            shop.commit(
+                lambda s, n=n: shop.outbox.send(  # type: ignore[misc]
+                    s, "orders", n, id="o", on_duplicate="replace", delay="1h"
+                ),
+                lambda s, n=n: shop.outbox.send(s, "orders", n, id=f"n{n}", delay="1h"),  # type: ignore[misc]
+                lambda s, n=n: shop.outbox.cancel(s, "orders", f"n{n - 1}"),  # type: ignore[misc]
+            )
+            assert time.monotonic() - began < 2 * PATIENCE.total_seconds()
+        while not relay.error:
+            time.sleep(0.01)
+        own_server.restart()
+        shop.wait_until_empty()
+    found = shop.producer.get("orders", "o")
+    assert found is not None
+    assert found.body == 39
+    states = {shop.state(f"n{n}") for n in range(1, 39)}
+    assert (states, shop.state("n39")) == ({"cancelled"}, "waiting")
+    shop.relay.stop()
+    shop.producer.close()
+
+
+def test_a_relay_goes_on_after_its_database_was_away(
+    shop: Shop, database: Database, request: pytest.FixtureRequest
+) -> None:
+    if database.kind == "sqlite":
+        pytest.skip("SQLite has no server")
+    if database.kind == "mariadb":
+        cut = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"
+        kill = "KILL {}"
+    else:
+        cut = (
+            "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'archive'"
+        )
+        kill = "SELECT pg_terminate_backend({})"
+    with Relay(database.url, shop.url, tables=shop.tables) as relay:
+        for _ in range(3):
+            sent = shop.send(delay="1h")
+            shop.wait_until_empty()
+            assert shop.state(sent) == "waiting"
+            errors = relay.errors
+            with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as mine:
+                for (number,) in mine.execute(text(cut)).all():
+                    with suppress(DBAPIError):
+                        mine.execute(text(kill.format(number)))
+            while relay.errors == errors:
+                time.sleep(0.01)
+            shop.engine.dispose()
+    assert relay.backlog.set_aside == 0
