@@ -11,12 +11,7 @@ from typing import Any, assert_type
 import msgspec
 import pytest
 from sqlalchemy import (
-    Column,
     Engine,
-    Integer,
-    MetaData,
-    String,
-    Table,
     create_engine,
     event,
     func,
@@ -41,15 +36,8 @@ from lisa.core.redis.flow import adrive
 from lisa.outbox import Inbox, Tables
 from lisa.outbox import inbox_rows as rows
 from tests.outbox.conftest import Database
+from tests.outbox.effects import TABLES, create_tables, effect, effect_async, effects
 
-TABLES = Tables()
-SHOP = MetaData()
-EFFECTS = Table(
-    "effects",
-    SHOP,
-    Column("seq", Integer, primary_key=True),
-    Column("message", String(99), nullable=False),
-)
 MESSAGE = Message(id="a", topic="orders", group="lisa", body=1, due_ms=1, token="tokentok")
 YEAR_MS = 365 * 86_400_000
 
@@ -57,25 +45,13 @@ YEAR_MS = 365 * 86_400_000
 @pytest.fixture
 def engine(engine: Engine) -> Engine:
     """An engine on a database with an inbox and the table of effects."""
-    TABLES.metadata.create_all(engine, tables=[TABLES.inbox])
-    SHOP.create_all(engine)
+    create_tables(engine)
     return engine
-
-
-def effects(engine: Engine) -> list[str]:
-    """What handlers have committed, in order."""
-    with engine.connect() as connection:
-        return list(connection.scalars(select(EFFECTS.c.message).order_by(EFFECTS.c.seq)))
 
 
 def inbox_size(engine: Engine) -> int:
     with engine.connect() as connection:
         return connection.scalar(select(func.count()).select_from(TABLES.inbox)) or 0
-
-
-def effect(message: Message, session: Session) -> None:
-    """A handler that writes which message it handles."""
-    session.execute(insert(EFFECTS).values(message=message.id))
 
 
 def handlers_of(handler: Callable[..., Any], once_in: Any, **options: Any) -> Handlers:
@@ -342,7 +318,7 @@ def test_rows_that_cannot_be_deleted_do_not_change_the_outcome(
     assert deliver(handlers_of(effect, engine)) is None
     assert effects(engine) == ["a"]
     (said,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert said == "expired rows of lisa_inbox cannot be deleted: no deletions today"
+    assert said == "expired rows of the inbox cannot be deleted: no deletions today"
 
 
 def test_deleting_does_not_wait_for_running_handlers(engine: Engine) -> None:
@@ -369,10 +345,6 @@ def test_deleting_does_not_wait_for_running_handlers(engine: Engine) -> None:
 
 
 # Asyncio
-
-
-async def effect_async(message: Message, session: AsyncSession) -> None:
-    await session.execute(insert(EFFECTS).values(message=message.id))
 
 
 async def test_async_handlers_have_one_effect(engine: Engine, async_engine: AsyncEngine) -> None:
