@@ -126,28 +126,14 @@ def is_async_handler(function: Callable[..., Any]) -> bool:
     )
 
 
-def check_once(topic: str, once_in: object, batch: object) -> None:
-    """Raise ConfigError for `once_in=` of a batch handler."""
-    if once_in is not None and batch is not None:
-        raise ConfigError(
-            f"topic {topic!r}: a batch handler cannot have once_in=: its messages fail one by one, "
-            "and a transaction only as a whole; handle single messages, or leave out once_in="
-        )
-
-
-def _once(topic: str, handler: Callable[..., Any], once_in: Any) -> Handler:
-    """A function that calls a handler in a transaction of an inbox. Raises ConfigError."""
-    with requires("sql"):
-        from lisa.outbox.inbox import Inbox
-    try:
-        inbox = once_in if isinstance(once_in, Inbox) else Inbox(once_in)
-        return inbox.around(handler, is_async=is_async_handler(handler), is_success=is_success)
-    except ConfigError as error:
-        raise ConfigError(f"topic {topic!r}: {error}") from None
-
-
 def is_success(result: object) -> bool:
-    """Whether a value that a handler returned counts as success."""
+    """Whether a value that a handler returned counts as success.
+
+    Raises ConfigError for a coroutine, whose code would run after the handler's transaction.
+    """
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ConfigError("the handler returned a coroutine; define it with `async def`")
     return _outcome_of_result(result) is None
 
 
@@ -380,12 +366,17 @@ class Handlers:
         the topic name is.
         """
         topic = check_topic(topic)
-        check_once(topic, once_in, batch)
-        session = () if once_in is None else ("session",)
+        if once_in is not None and batch is not None:
+            raise ConfigError(
+                f"topic {topic!r}: a batch handler cannot have once_in=: its messages fail one by "
+                "one, a transaction only as a whole; handle single messages, or leave out once_in="
+            )
+        once = None if once_in is None else self._once(topic, handler, once_in)
+        session = () if once_in is None or isinstance(once_in, str) else ("session",)
         check_signature(topic, handler, "message" if batch is None else "batch", *session)
         receiver = Receiver(
             handler,
-            once=None if once_in is None else _once(topic, handler, once_in),
+            once=once,
             decode=None if model is None else decoder_for(model),
             batch=checked_batch(topic, batch, within),
             within_s=checked_seconds(topic, "within", within) or 0.0,
@@ -414,6 +405,16 @@ class Handlers:
             self._batches[where] = receiver
         if receiver.group:
             self._named.add(where)
+
+    def _once(self, topic: str, handler: Callable[..., Any], once_in: Any) -> Handler:
+        """A function that calls a handler in a transaction of an inbox. Raises ConfigError."""
+        with requires("sql"):
+            from lisa.outbox.inbox import Inbox
+        try:
+            inbox = once_in if isinstance(once_in, Inbox) else Inbox(once_in)
+            return inbox.around(handler, is_async=is_async_handler(handler), is_success=is_success)
+        except ConfigError as error:
+            raise ConfigError(f"topic {topic!r}: {error}") from None
 
     def remove(self, topic: str) -> None:
         """Remove the handlers of a topic that `add` registered."""

@@ -9,10 +9,7 @@ finds the row, because an earlier one has committed it, is acked without a call.
 
 from __future__ import annotations
 
-import inspect
-import logging
 import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,10 +22,16 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from lisa.core.model.callables import function_name
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
-from lisa.outbox.inbox_rows import KEEP, PORTION, InboxRow, InboxRows
+from lisa.outbox.inbox_rows import (
+    KEEP,
+    PORTION,
+    InboxRow,
+    InboxRows,
+    log_handled,
+    log_not_deleted,
+    now_ms,
+)
 from lisa.outbox.tables import Tables
-
-log = logging.getLogger("lisa.consumer")
 
 InboxDatabase = Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]
 
@@ -72,7 +75,7 @@ class Inbox:
         """A function that calls a handler with a message and a session, once for each send.
 
         is_async: whether the handler is `async def`, as the result then is.
-        is_success: whether a value that the handler returned counts as success.
+        is_success: whether a value that the handler returned counts as success; may raise.
 
         Raises ConfigError if the database needs the other kind of handler.
         """
@@ -89,9 +92,6 @@ class Inbox:
                 if transaction is None:
                     return None
                 result = handler(message, session)
-                if inspect.iscoroutine(result):
-                    result.close()
-                    raise ConfigError(f"{name} returned a coroutine; define it with `async def`")
                 self._end(session, transaction, name, is_success=is_success(result))
                 self._delete_expired(session)
             return result
@@ -121,12 +121,7 @@ class Inbox:
             session.rollback()
             if not self._has(session, row):
                 raise
-            log.info(
-                "topic %s: message %s was handled before, and is acked",
-                message.topic,
-                message.id,
-                extra=message.log_fields,
-            )
+            log_handled(message)
             return None
         event.listen(session, "before_commit", _refuse_commit)
         return transaction
@@ -174,14 +169,14 @@ class Inbox:
         if not self._rows.begin_deleting():
             return
         digest, expires_ms = self._table.c.digest, self._table.c.expires_ms
-        expired = select(digest).where(expires_ms <= int(time.time() * 1000)).limit(PORTION)
+        expired = select(digest).where(expires_ms <= now_ms()).limit(PORTION)
         try:
             with session.begin():
                 # By digests: a range would, in MariaDB, wait for rows of running handlers.
                 digests = session.scalars(expired).all()
                 session.execute(delete(self._table).where(digest.in_(digests)))
         except Exception as error:  # noqa: BLE001  the handler's result stands, whatever it is
-            log.warning("expired rows of %s cannot be deleted: %s", self._table.name, error)
+            log_not_deleted(error)
         else:
             self._rows.deleted(len(digests))
 

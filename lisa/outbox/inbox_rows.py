@@ -5,6 +5,7 @@ Shared by the inboxes of SQLAlchemy and of Django.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -21,6 +22,8 @@ PORTION = 500
 
 DELETE_EVERY_S = 60.0
 
+log = logging.getLogger("lisa.consumer")
+
 
 class InboxRow(NamedTuple):
     """A row of an inbox: 16 bytes, and epoch milliseconds."""
@@ -33,6 +36,22 @@ def digest_of(message: Message) -> bytes:
     """Identifies one send of a message to one group, at each of its deliveries; 16 bytes."""
     parts = (message.topic, message.group, message.id, message.token)
     return blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+
+def now_ms() -> int:
+    """This machine's clock in epoch milliseconds."""
+    return int(time.time() * 1000)
+
+
+def log_handled(message: Message) -> None:
+    """Log that a delivery is acked without a call."""
+    said = "topic %s: message %s was handled before, and is acked"
+    log.info(said, message.topic, message.id, extra=message.log_fields)
+
+
+def log_not_deleted(error: Exception) -> None:
+    """Log why expired rows stay."""
+    log.warning("expired rows of the inbox cannot be deleted: %s", error)
 
 
 class InboxRows:
@@ -53,7 +72,7 @@ class InboxRows:
 
     def row_of(self, message: Message) -> InboxRow:
         """The row of a delivery."""
-        return InboxRow(digest_of(message), int(time.time() * 1000) + self._keep_ms)
+        return InboxRow(digest_of(message), now_ms() + self._keep_ms)
 
     def begin_deleting(self) -> bool:
         """Whether the caller is to delete a portion of expired rows now."""

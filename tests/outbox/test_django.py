@@ -169,6 +169,143 @@ def test_the_command_runs_a_relay(
     assert relay.wait() == 0
 
 
+DELIVERIES = """
+import threading
+from django.db import IntegrityError, connections
+from lisa import Message, Retry
+from lisa.consumer.handlers import on_message_sync
+from lisa.consumer.inflight import Held
+from lisa.django import consumer
+from lisa.django.outbox.models import HandledDelivery, OutboxOperation
+
+def deliver(message_id="a", **fields):
+    message = Message(id=message_id, topic="orders", group="lisa", body=1, due_ms=1, **fields)
+    plan = consumer._handlers.plan("orders", "lisa")
+    return on_message_sync(plan, Held("1-1", message, b"", 0, 0.0, 0.0), None)
+
+def show(outcome):
+    said = "success" if outcome is None else outcome.reason.partition("(")[0]
+    print(said, OutboxOperation.objects.count(), HandledDelivery.objects.count(), sep="|")
+"""
+
+HANDLED_ONCE = (
+    DELIVERIES
+    + """
+def fail(error):
+    raise error
+
+acts = iter([lambda: fail(ValueError("no")), lambda: False, lambda: Retry("later"),
+             lambda: fail(IntegrityError("own")), lambda: transaction.rollback()])
+
+@consumer.on("orders", once_in="default")
+def handle(message):
+    outbox.send("mails", message.id)
+    return next(acts, lambda: None)()
+
+HandledDelivery.objects.create(digest=b"expired", expires_ms=1)
+for _ in range(7):
+    show(deliver())
+show(deliver(token="tokentok"))
+show(deliver("b"))
+"""
+)
+
+
+def test_the_effect_of_a_handler_happens_once(project: Project) -> None:
+    assert project.run(MIGRATE + HANDLED_ONCE).splitlines() == [
+        "ValueError: no|0|1",
+        "the handler returned False|0|0",  # the expired row is gone
+        "later|0|0",
+        "IntegrityError: own|0|0",
+        "TransactionManagementError: This is forbidden when an 'atomic' block is active.|0|0",
+        "success|1|1",
+        "success|1|1",
+        "success|2|2",
+        "success|3|3",
+    ]
+
+
+AT_THE_SAME_TIME = (
+    DELIVERIES
+    + """
+@consumer.on("orders", once_in="default")
+def handle(message):
+    calls.append(1)
+    outbox.send("mails", message.id)
+    began.set()
+    assert go_on.wait(60)
+    assert len(calls) > 1 or message.id == "succeeds"
+
+def run(message_id):
+    outcomes.append(deliver(message_id))
+    connections.close_all()
+
+for name in ("succeeds", "fails"):
+    began, go_on, calls, outcomes = threading.Event(), threading.Event(), [], []
+    first, second = (threading.Thread(target=run, args=[name], daemon=True) for _ in range(2))
+    first.start()
+    assert began.wait(60)
+    second.start()
+    second.join(0.2)
+    assert len(calls) == 1 and second.is_alive()
+    go_on.set()
+    first.join()
+    second.join()
+    print(outcomes.count(None), len(calls), OutboxOperation.objects.count())
+"""
+)
+
+
+def test_a_delivery_waits_for_another_one(project: Project) -> None:
+    assert project.run(MIGRATE + AT_THE_SAME_TIME).splitlines() == ["2 1 1", "1 2 2"]
+
+
+REFUSED = (
+    DELIVERIES
+    + """
+import asyncio
+from lisa import ConfigError
+
+async def handle_async(message): ...
+def handle(message): ...
+
+consumer.on("orders", handle, once_in="default")
+for handler, alias, options in (
+    (handle_async, "default", {}),
+    (handle, "other", {}),
+    (handle, "default", {}),
+    (handle, "default", {"batch": 9}),
+    (handle, object(), {}),
+):
+    try:
+        consumer.on("orders", handler, once_in=alias, **options)
+    except ConfigError as error:
+        print(error)
+from django.apps import apps
+apps.is_installed = lambda name: False
+try:
+    consumer.on("mails", handle, once_in="default")
+except ConfigError as error:
+    print(error)
+"""
+)
+
+
+def test_handlers_that_cannot_have_a_transaction_are_refused(tmp_path: Path) -> None:
+    database = Database("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", "")
+    said = Project(tmp_path, database, "redis://localhost").run(REFUSED).splitlines()
+    expected = (
+        "the handler __main__.handle_async is `async def`, and transactions of Django are not",
+        "once_in='other' is none of DATABASES: default",
+        "another handler has once_in= already",
+        "a batch handler cannot have once_in=",
+        "once_in=<object object",
+        "once_in='default' needs the table of lisa.django.outbox; add the app to INSTALLED_APPS",
+    )
+    for line, wanted in zip(said, expected, strict=True):
+        assert wanted in line
+
+
 def test_mistakes_are_named(tmp_path: Path, redis_url: str) -> None:
     project = Project(
         tmp_path, Database("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""), redis_url
