@@ -167,6 +167,8 @@ class Relay:
         """Finish the batch, stop and close all connections."""
         self._stopping.set()
         self.thread.join()
+        if self._listener is not None:
+            self._listener.close()
         self._engine.dispose()
         if self._started_ms and self.is_redis_there:
             with suppress(LisaError):
@@ -322,7 +324,9 @@ class Relay:
                 return
         except Exception as error:  # noqa: BLE001  of the driver; polling goes on without it
             log.warning("relay %s: cannot listen: %s", self.name, error)
-            self._listener = None
+            if self._listener is not None:
+                self._listener.invalidate()
+                self._listener = None
             self._stopping.wait(pause_s)
 
     def _keep_house(self) -> None:

@@ -13,7 +13,7 @@ CREATE TABLE lisa_outbox (
     token VARCHAR(8) NOT NULL,
     due VARCHAR(64) NOT NULL,
     options TEXT,
-    envelope MEDIUMBLOB,
+    envelope LONGBLOB,
     PRIMARY KEY (seq)
 ) ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 
