@@ -21,8 +21,9 @@ from tests.databases import as_ordinary_user
 
 START_SECONDS = 120
 PROGRAMS = {
-    "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server", "epmd"),  # Debian's wrapper asks for root
-    "nats": ("nats-server",),
+    # Debian's /usr/sbin/rabbitmq-server runs for root and for the system's own user only.
+    "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server", "epmd", "setpriv"),
+    "nats": ("nats-server", "setpriv"),
 }
 PACKAGES = {"rabbitmq": "rabbitmq-server", "nats": "nats-server"}
 
