@@ -43,3 +43,7 @@ def __getattr__(name: str) -> object:
     with requires("sql"):
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     return globals().setdefault(name, getattr(module, name))
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _MODULES.keys())

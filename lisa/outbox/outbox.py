@@ -100,14 +100,7 @@ class _Insert(NamedTuple):
 
 
 class _Writing:
-    """The operations, as flows whose link is the caller's session or connection.
-
-    tables: the names of the tables.
-    zone: the zone for naive datetimes, as for `Producer`.
-    middleware: objects whose `send`, or `send_async`, is called around each insert of a send.
-    notify: wake relays at the commit, by NOTIFY of PostgreSQL, which serializes commits. Without
-        it, an idle relay looks every 250 ms.
-    """
+    """The operations, as flows whose link is the caller's session or connection."""
 
     _form: str
 
@@ -195,8 +188,13 @@ class Outbox(_Writing):
 
     After the commit, a relay does each operation once; after a rollback, none was made. Operations
     on one message are done in the order in which they were made. `delay` counts from the insert, by
-    the database's clock. See the constructor's arguments above.
+    the database's clock.
 
+    tables: the names of the tables.
+    zone: the zone for naive datetimes, as for `Producer`.
+    middleware: objects whose `send`, or `send_async`, is called around each insert of a send.
+    notify: wake relays at the commit, by NOTIFY of PostgreSQL, which serializes commits. Without
+        it, an idle relay looks every 250 ms.
     session: a Session, scoped_session or Connection of SQLAlchemy.
 
     Topic, id, body and options are checked at the call, which raises InvalidMessage. Raises what

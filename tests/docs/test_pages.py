@@ -13,6 +13,7 @@ import click
 import pytest
 
 import lisa
+from lisa.outbox import Relay
 from tests.programs import python
 from tests.servers import connect, no_clock
 
@@ -42,8 +43,8 @@ def run(program: str, url: str) -> subprocess.CompletedProcess[str]:
     return python("-c", f"exec(compile({program!r}, 'page', 'exec'), {{'__name__': 'page'}})")
 
 
-def test_the_programs_of_the_readme(redis_url: str) -> None:
-    first, second = blocks(ROOT / "README.md", "python")
+def test_the_programs_of_the_readme(redis_url: str, tmp_path: Path) -> None:
+    first, second, third = blocks(ROOT / "README.md", "python")
     assert len([line for line in first.splitlines() if line.strip()]) < 15
     assert run(first, redis_url).stdout == "order 42 was not paid: cancelled\n"
     with connect(redis_url) as client:
@@ -55,6 +56,13 @@ def test_the_programs_of_the_readme(redis_url: str) -> None:
         run(second, redis_url)
         topics = ("reports", "reminders", "calls", "coupons")
         assert [client.zcard(f"lisa:{{{topic}}}:waiting") for topic in topics] == [1] * 4
+        client.flushall()
+        database = f"sqlite:///{tmp_path / 'shop.db'}"
+        run(third.replace("sqlite:///shop.db", database), redis_url)
+        relay = Relay(database, redis_url)
+        assert relay.step() == 1
+        relay.stop()
+        assert client.zcard("lisa:{orders}:waiting") == 1
 
 
 WITH_PROGRAMS = [
