@@ -189,6 +189,9 @@ def test_savepoints(stage: Stage, ids: Ids) -> None:
                     calls.send("orders", 1, id="x2")  # released into what is rolled back
                 session.begin_nested()
                 calls.send("orders", 1, id="x3")  # open when the outer one is rolled back
+            with failing(session.begin_nested()), session.begin_nested() as innermost:
+                calls.send("orders", 1, id="x6")
+                innermost.commit()
             with session.begin_nested():
                 calls.send("orders", 1, id="outer")
                 inner = session.begin_nested()
