@@ -294,7 +294,7 @@ class Relay:
 
     def _failed(self, error: Exception) -> float:
         known = isinstance(error, LisaError | DBAPIError)
-        told = str(error) if not isinstance(error, DBAPIError) else str(error.orig).strip()
+        told = " ".join(str(getattr(error, "orig", error)).split())
         self.errors += 1
         if told != self.error:
             log.error("relay %s: %s; trying again", self.name, told, exc_info=not known)
