@@ -8,7 +8,8 @@
     def cancel_unpaid(message): ...
 
 `python manage.py lisa_consumer` imports the module `handlers` of every app and runs them. Handlers
-get usable database connections, as views do. `lisa.django.tasks.LisaBackend` runs Django's tasks.
+get usable database connections, as views do. `lisa.django.tasks.LisaBackend` runs Django's tasks,
+and `lisa.django.outbox` writes messages in transactions.
 
 The setting LISA holds arguments of `Consumer`; `server`, `prefix` and `middleware` are also the
 producer's. Without it, both use LISA_REDIS_URL.

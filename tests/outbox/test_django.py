@@ -20,6 +20,7 @@ from tests.servers import ROOT, Processes, wait_until
 pytest.importorskip("django", reason="django is not installed")
 
 SETTINGS = """
+from pathlib import PosixPath
 import pymysql
 pymysql.install_as_MySQLdb()
 SECRET_KEY = "of-tests"
@@ -30,6 +31,11 @@ LISA = {{"server": {server!r}}}
 LISA_OUTBOX = {names!r}
 """
 ENGINES = {"postgresql": "postgresql", "mariadb": "mysql", "sqlite": "sqlite3"}
+OPTIONS = {
+    "postgresql": {"sslmode": "prefer", "connect_timeout": 5},
+    "mariadb": {"init_command": "SET sql_mode = 'STRICT_TRANS_TABLES'", "connect_timeout": 5},
+    "sqlite": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+}
 NAMES = {"outbox": "shop_operations_to_forward", "inbox": "shop_deliveries_handled"}
 TABLES = Tables(outbox=NAMES["outbox"], inbox=NAMES["inbox"])
 START = """
@@ -51,12 +57,12 @@ class Project:
         url = make_url(database.url)
         self._database = {
             "ENGINE": f"django.db.backends.{ENGINES[database.kind]}",
-            "NAME": url.database,
+            "NAME": Path(str(url.database)) if database.kind == "sqlite" else url.database,
             "USER": url.username or "",
             "PASSWORD": url.password or "",
             "HOST": url.host or "",
             "PORT": str(url.port or ""),
-            "OPTIONS": {"sslmode": "prefer"} if database.kind == "postgresql" else {},
+            "OPTIONS": OPTIONS[database.kind],
         }
         self.set(NAMES)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DEFAULT_DB_ALIAS, connections
-from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL
 
 from lisa.cli.relay import main as lisa_relay
@@ -43,24 +42,30 @@ class Command(BaseCommand):  # type: ignore[misc]
     def handle(self, *_: Any, database: str, options: list[str], **__: Any) -> None:
         """Run until a signal comes."""
         given = {name: value for name, value in _options().items() if name in OF_REDIS and value}
-        arguments = {"database": engine_of(database), "tables": tables(), **given}
+        arguments = {"database": url_of(database), "tables": tables(), **given}
         lisa_relay.main(options, "lisa-relay", obj=arguments)
 
 
-def engine_of(alias: str) -> Engine:
-    """An engine of SQLAlchemy for a database of the setting DATABASES."""
+def url_of(alias: str) -> URL:
+    """A database of the setting DATABASES as a URL of SQLAlchemy, with the driver's options."""
     connection = connections[alias]
-    parameters = connection.get_connection_params()
-    for name in OF_DJANGO[connection.vendor]:
-        parameters.pop(name, None)
+    given = connection.get_connection_params()
     driver = connection.Database.__name__.partition(".")[0]
-    take = parameters.pop
-    url = URL.create(
+    ends = {name: given.pop(name, None) for name in ("user", "password", "host", "port")}
+    name = given.pop("dbname", None) or given.pop("database")
+    options = dict[str, str]()
+    for option in given.keys() - OF_DJANGO[connection.vendor]:
+        value = given[option]
+        if isinstance(value, dict):  # {"ssl": {"ca": ...}} of MySQL is ssl_ca in a URL
+            options |= {f"{option}_{inner}": str(one) for inner, one in value.items()}
+        else:
+            options[option] = str(value)
+    return URL.create(
         f"{connection.vendor}+{DRIVERS.get(driver, driver)}",
-        username=take("user", None),
-        host=take("host", None),
-        port=int(take("port", 0)) or None,
-        database=take("dbname", None) or take("database", None),
+        username=ends["user"],
+        password=ends["password"],
+        host=ends["host"],
+        port=int(ends["port"] or 0) or None,
+        database=str(name),  # may be a Path
+        query=options,
     )
-    # The password is not part of the URL.
-    return create_engine(url, connect_args=parameters, pool_size=2, max_overflow=2)
