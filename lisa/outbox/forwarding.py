@@ -29,38 +29,42 @@ from lisa.outbox.outbox import CANCEL, SEND, RowOptions
 from lisa.producer.calls import Encoded, coalesce, cost, parts
 from lisa.producer.flows import Sending
 
+_decode_options = msgspec.json.Decoder(RowOptions).decode
+_NONE = RowOptions()
+
 
 class OutboxRow(NamedTuple):
-    """A row, and since when it is in the table, by the database's clock when it was read."""
+    """The columns of a row, and the database's clock and this machine's when it was read."""
 
     seq: int
     id_hash: int
+    created_ms: int
+    try_ms: int | None
     operation: str
     topic: str
     message_id: str
     token: str
     due: str
-    options: RowOptions
+    written_options: str | None
     envelope: bytes
-    created_ms: int
-    age_ms: int
+    now_ms: int
     read_s: float
-    """When it was read, by the monotonic clock."""
+
+    @property
+    def options(self) -> RowOptions:
+        """The column `options`."""
+        return _decode_options(self.written_options) if self.written_options else _NONE
+
+    @property
+    def age_ms(self) -> int:
+        """How long the row has been there at least."""
+        return self.now_ms - 1 - self.created_ms + int((time.monotonic() - self.read_s) * 1000)
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Operations of the same kind can be one call."""
         is_alone = (self.operation == SEND and is_rule(self.due)) or bool(self.options.calendar)
         return self.topic, self.operation, self.options.mode, is_alone and self.seq
-
-
-_decode_options = msgspec.json.Decoder(RowOptions).decode
-_NONE = RowOptions()
-
-
-def read_options(text: str | None) -> RowOptions:
-    """The column `options`."""
-    return _NONE if text is None else _decode_options(text)
 
 
 class RowFailure(NamedTuple):
@@ -191,8 +195,7 @@ class Forwarding(Sending):
         for row in rows:
             rule, plus, delay = row.due.rpartition("+")
             if plus:
-                since_ms = row.age_ms + int((time.monotonic() - row.read_s) * 1000)
-                left_ms = int(delay) - max(0, since_ms)
+                left_ms = int(delay) - max(0, row.age_ms)
                 if left_ms <= 0 and now_ms is None:
                     now_ms = yield from self._store.server_time_ms(
                         self._store.keys.topic(topic).waiting

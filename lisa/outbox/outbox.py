@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
@@ -18,20 +18,11 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.keys import check_id, check_topic
 from lisa.core.model.middleware import SEND as SENDS
 from lisa.core.model.middleware import BaseMiddleware, checked, methods
-from lisa.core.model.windows.placing import clock_ms, place_again
 from lisa.core.redis.flow import Flow, adrive, drive
 from lisa.core.transitions.enqueue import OnDuplicate, SendOutcome, Sent
 from lisa.outbox.tables import Tables, database_ms
-from lisa.producer.calls import SendCall, ThroughMiddleware, single, whole_id
-from lisa.producer.plan import (
-    DueOptions,
-    Outgoing,
-    SendOptions,
-    SendPlan,
-    check_options,
-    due_text,
-    showing,
-)
+from lisa.producer.calls import SendCall, ThroughMiddleware, single, whole_id, with_id
+from lisa.producer.plan import DueOptions, SendOptions, SendPlan, new_due, showing
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -49,8 +40,6 @@ OPERATIONS = {SEND: "send", CANCEL: "cancel", RESCHEDULE: "reschedule"}
 
 CHANNEL = "lisa_outbox"
 """What an outbox with `notify` notifies, and a relay with `notify` listens to."""
-
-_CALENDAR = ("at_local", "fold", "business_days")
 
 
 class RowOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,9 +109,7 @@ class _Writing:
     def _send(
         self, topic: str, body: Any, message_id: str | None, options: SendOptions
     ) -> Flow[str]:
-        if isinstance(body, Outgoing):
-            raise InvalidMessage("send takes the body itself; Outgoing is for send_many")
-        call = SendCall(topic, [Outgoing(body, id=message_id)], options)
+        call = SendCall(topic, [with_id(body, message_id)], options)
         if not self._middleware:
             return (yield from self._insert_call(call))[0].id
         outcomes = yield ThroughMiddleware(self._middleware, call, self._insert_call)
@@ -142,21 +129,10 @@ class _Writing:
         yield self._row(CANCEL, topic, message_id, RowOptions())
 
     def _reschedule(self, topic: str, message_id: str, due: DueOptions) -> Flow[None]:
-        check_options(due, DueOptions)
-        zone = self._zone if (tz := due.get("tz")) is None else parse_zone(tz)
-        at = due_text(due.get("delay"), due.get("at"), due.get("at_ms"), zone)
-        calendar: Mapping[str, Any] = {
-            name: value for name in _CALENDAR if (value := due.get(name)) is not None
-        }
-        if at is None and not calendar:
-            raise InvalidMessage("reschedule needs delay, at, at_ms or at_local")
-        own = RowOptions()
-        if calendar:
-            place_again(calendar, at, zone, headers={}, topic_window="", now_ms=clock_ms())
-            told = calendar["at_local"]
-            wall = told if isinstance(told, str) else told.isoformat()
-            name = None if zone is None else zone_name(zone)
-            own = RowOptions(calendar={**calendar, "at_local": wall}, tz=name)
+        at, zone, calendar = new_due(due, self._zone)
+        if (told := calendar.get("at_local")) is not None:
+            calendar["at_local"] = told if isinstance(told, str) else told.isoformat()
+        own = RowOptions(calendar=calendar, tz=zone_name(zone) if calendar and zone else None)
         yield self._row(RESCHEDULE, topic, message_id, own, due=at or "")
 
     def _row(

@@ -43,7 +43,7 @@ from lisa.core.redis.address import Address
 from lisa.core.redis.connection import Connection as RedisConnection
 from lisa.core.store import presence
 from lisa.core.store.store import SyncStore
-from lisa.outbox.forwarding import Forwarding, OutboxRow, RowFailure, read_options
+from lisa.outbox.forwarding import Forwarding, OutboxRow, RowFailure
 from lisa.outbox.outbox import CHANNEL, OPERATIONS
 from lisa.outbox.tables import Tables, database_ms
 
@@ -238,7 +238,8 @@ class Relay:
         self._queries.delete(connection, done)
         for seq, failure in failed.items():
             self._queries.postpone(connection, seq, failure)
-        self._queries.block(connection, blocked)
+        for seq, again in blocked.items():
+            self._queries.change(connection, seq, try_ms=again)
         for row in rows:
             if row.seq in results:
                 self._count(row, failed.get(row.seq))
@@ -273,6 +274,8 @@ class Relay:
         """One step and what is due besides it. Returns the pause in seconds before the next."""
         try:
             self._keep_house()  # first: while Redis is away, the backlog grows
+            if self.is_redis_there is False:  # do not wait for it while rows are locked
+                self.store.drive(self.store.command("PING"))
             began = time.monotonic()
             taken = self.step()
             if taken:
@@ -308,13 +311,10 @@ class Relay:
         return self._backoff.take()
 
     def _wait(self, pause_s: float) -> None:
+        """Wait for the end of the pause, and with `notify` for a commit."""
         if not self._notify or self._stopping.is_set():
             self._stopping.wait(pause_s)
             return
-        self._listen(pause_s)
-
-    def _listen(self, pause_s: float) -> None:
-        """Wait for a commit with a notification, or for the end of the pause."""
         try:
             if self._listener is None:
                 self._listener = self._plain.connect()
@@ -380,6 +380,8 @@ class Queries:
             .limit(BATCH)
             .with_for_update(skip_locked=True)
         )
+        columns = [column for column in table.c if column is not table.c.reason]
+        self._read = select(*columns, database_ms()).order_by(table.c.seq)
         waits = func.sum(func.coalesce(table.c.try_ms * 0 + 1, 0))
         oldest = func.min(table.c.created_ms + table.c.try_ms * 0)  # not of those set aside
         self._backlog = select(func.count(), waits, oldest, database_ms()).select_from(table)
@@ -402,37 +404,17 @@ class Queries:
         all rows of these messages, as of now: after the locks, so that a row that another relay has
         is still there, or its operation was done.
         """
-        table, own = self._table, {seq for seq, _ in numbers}
-        hashes = {id_hash for _, id_hash in numbers}
-        query = select(table, database_ms().label("now_ms")).where(table.c.id_hash.in_(hashes))
-        found = connection.execute(query.order_by(table.c.seq)).all()
+        own = {seq for seq, _ in numbers}
+        query = self._read.where(self._table.c.id_hash.in_({id_hash for _, id_hash in numbers}))
+        found = connection.execute(query).all()
         read_s = time.monotonic()
-        rows, behind = list[OutboxRow](), dict[int, Any]()
+        rows, behind = list[OutboxRow](), dict[int, OutboxRow]()
         blocked: dict[int, int | None] = {}
-        for row in found:
-            if row.id_hash in behind:
-                first = behind[row.id_hash]
-                if row.seq in own and first.try_ms != 0:
-                    blocked[row.seq] = first.try_ms
-            elif row.seq not in own:
-                behind[row.id_hash] = row
-            else:
-                rows.append(
-                    OutboxRow(
-                        row.seq,
-                        row.id_hash,
-                        row.operation,
-                        row.topic,
-                        row.message_id,
-                        row.token,
-                        row.due,
-                        read_options(row.options),
-                        row.envelope,
-                        row.created_ms,
-                        row.now_ms - 1 - row.created_ms,
-                        read_s,
-                    )
-                )
+        for row in (OutboxRow._make((*columns, read_s)) for columns in found):
+            if row.id_hash not in behind and row.seq in own:
+                rows.append(row)
+            elif (first := behind.setdefault(row.id_hash, row)).try_ms != 0 and row.seq in own:
+                blocked[row.seq] = first.try_ms
         return rows, blocked
 
     # InnoDB locks all rows that it reads, so each row is changed by its number, and no other read.
@@ -440,22 +422,16 @@ class Queries:
     def delete(self, connection: Connection, numbers: Sequence[int]) -> None:
         """Delete rows."""
         if numbers:
-            is_one = self._table.c.seq == bindparam("number")
-            connection.execute(
-                delete(self._table).where(is_one), [{"number": number} for number in numbers]
-            )
+            own = delete(self._table).where(self._table.c.seq == bindparam("number"))
+            connection.execute(own, [{"number": number} for number in numbers])
 
     def postpone(self, connection: Connection, seq: int, failure: RowFailure) -> None:
         """Set a row aside, or have it tried again later."""
         again = None if failure.is_final else database_ms() + TRY_AGAIN_MS
-        self._change(connection, seq, try_ms=again, reason=failure.reason)
+        self.change(connection, seq, try_ms=again, reason=failure.reason)
 
-    def block(self, connection: Connection, blocked: dict[int, int | None]) -> None:
-        """Have rows tried again when the row is that they are behind."""
-        for seq, again in blocked.items():
-            self._change(connection, seq, try_ms=again)
-
-    def _change(self, connection: Connection, seq: int, **values: Any) -> None:
+    def change(self, connection: Connection, seq: int, **values: Any) -> None:
+        """Change columns of a row."""
         connection.execute(update(self._table).where(self._table.c.seq == seq).values(**values))
 
     def count(self, connection: Connection) -> Backlog:
