@@ -152,7 +152,8 @@ def _make_mariadb(directory: Path) -> None:
         f"GRANT ALL ON archive.* TO '{USER}'@'%';\n",
         "utf-8",
     )
-    options = ("--no-defaults", f"--datadir={directory / 'data'}", "--skip-test-db")
+    where = (f"--datadir={directory / 'data'}", f"--tmpdir={directory}")
+    options = ("--no-defaults", *where, "--skip-test-db")
     method = "--auth-root-authentication-method=normal"
     _call(directory, _command("mariadb", "mariadb-install-db", *options, method))
 
@@ -165,7 +166,7 @@ def _run(kind: str, directory: Path, port: int) -> DatabaseServer:
         options = ("-D", data, "-p", str(port), "-k", "", *settings)
         command = _command(kind, "postgres", *options)
     else:
-        files = ("--socket=socket", f"--pid-file={directory / 'pid'}")
+        files = ("--socket=socket", f"--pid-file={directory / 'pid'}", f"--tmpdir={directory}")
         more = ("--bind-address=127.0.0.1", "--innodb-buffer-pool-size=128M", "--skip-log-bin")
         init = f"--init-file={directory / 'init.sql'}"
         all_files = (f"--datadir={data}", *files, init)

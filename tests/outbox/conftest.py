@@ -55,7 +55,7 @@ def server_of(kind: str) -> Iterator[DatabaseServer]:
     server.stop()
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.full)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty database of each kind."""
     kind = request.param

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 HOUR_MS = 3_600_000
 pytestmark = pytest.mark.parametrize(
     "database",
-    ["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.full)],
+    ["sqlite", "postgresql", pytest.param("mariadb", marks=[pytest.mark.full, pytest.mark.sample])],
     indirect=True,
 )
 LEAST_STEPS = {"application": 20, "relay": 12}
