@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from lisa.core.model.clock import parse_zone
 from lisa.core.model.envelope import encode_head
 from lisa.core.model.errors import (
     ConfigError,
-    InvalidMessage,
     KeyFull,
     LisaError,
     ServerUnavailable,
@@ -28,6 +27,12 @@ from lisa.core.transitions.enqueue import Enqueue
 from lisa.outbox.outbox import CANCEL, SEND, RowOptions
 from lisa.producer.calls import Encoded, coalesce, cost, parts
 from lisa.producer.flows import Sending
+
+STALE_S = 15.0
+"""Rows that were read this long ago are not forwarded: their locks may be lost by then."""
+
+_MALFORMED = (ValueError, TypeError, LookupError, msgspec.MsgspecError)
+"""Errors of a row that Lisa can never send, such as InvalidMessage, or cannot read."""
 
 _decode_options = msgspec.json.Decoder(RowOptions).decode
 _NONE = RowOptions()
@@ -48,6 +53,8 @@ class OutboxRow(NamedTuple):
     written_options: str | None
     envelope: bytes
     now_ms: int
+    is_followed: bool
+    """Whether there are later operations on the message."""
     read_s: float
 
     @property
@@ -78,33 +85,35 @@ class Forwarding(Sending):
     """Steps of a relay. Middleware has run at the outbox."""
 
     def forward(self, rows: Sequence[OutboxRow]) -> Flow[dict[int, RowFailure | None]]:
-        """Do operations, given by `seq`. Returns for each that had its turn why it failed, or None.
+        """Do operations, one for each message. Returns by `seq` why each failed, or None.
 
-        Operations after one that failed, on the same message, have no turn. Each can be repeated
-        without a further effect. Raises ServerUnavailable; on a cluster only if no node answers.
+        Those that are not in the result had no turn, because the rows were read too long ago: their
+        locks may be lost. Each operation can be repeated without a further effect; a sequence for
+        one message could not. Raises ServerUnavailable; on a cluster only if no node answers.
         """
         results: dict[int, RowFailure | None] = {}
-        stuck: set[int] = set()
-        for turn in _turns(rows):
-            kinds = defaultdict[object, list[OutboxRow]](list)
-            for row in turn:
-                if row.id_hash not in stuck:
-                    kinds[row.kind].append(row)
-            for part in kinds.values():
+        kinds = defaultdict[object, list[OutboxRow]](list)
+        for row in rows:
+            try:
+                kinds[row.kind].append(row)
+            except _MALFORMED as error:
+                results[row.seq] = RowFailure(f"cannot be read: {error}", is_final=True)
+        for part in kinds.values():
+            if time.monotonic() < part[0].read_s + STALE_S:
                 yield from self._attempt(part, results)
-            stuck.update(row.id_hash for row in turn if results.get(row.seq))
         return results
 
     def _attempt(
         self, part: Sequence[OutboxRow], results: dict[int, RowFailure | None]
-    ) -> Flow[LisaError | None]:
+    ) -> Flow[Exception | None]:
         """Do operations of one kind; if the call fails, each half of them, for an error of one.
 
         Returns an error that all further operations of the topic would raise.
         """
         try:
             yield from self._do(part)
-        except LisaError as error:
+        except (LisaError, *_MALFORMED) as raised:
+            error: Exception = raised
             if isinstance(error, ServerUnavailable) and not self._store.has_nodes:
                 raise
             if len(part) > 1 and not isinstance(error, ServerUnavailable | ConfigError):
@@ -113,9 +122,10 @@ class Forwarding(Sending):
                 if further is None:
                     return (yield from self._attempt(part[middle:], results))
                 error, part = further, part[middle:]
-            failure = RowFailure(str(error), isinstance(error, InvalidMessage))
+            is_final = isinstance(error, _MALFORMED)
+            failure = RowFailure(str(error), is_final)
             results.update((row.seq, failure) for row in part)
-            return None if isinstance(error, InvalidMessage | KeyFull) else error
+            return None if is_final or isinstance(error, KeyFull) else error
         results.update((row.seq, None) for row in part)
         return None
 
@@ -206,16 +216,3 @@ class Forwarding(Sending):
 
     def _size(self, topic: str, kind: type[Cancel | Enqueue | Reschedule]) -> int:
         return self._store.batch_size(topic, kind)
-
-
-def _turns(rows: Sequence[OutboxRow]) -> Iterator[list[OutboxRow]]:
-    """The first operation of each message, then the second of each, and so on."""
-    turns: list[list[OutboxRow]] = []
-    counts = defaultdict[int, int](int)
-    for row in rows:
-        turn = counts[row.id_hash]
-        counts[row.id_hash] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(row)
-    yield from turns

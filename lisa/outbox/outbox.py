@@ -8,7 +8,7 @@ from datetime import tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import msgspec
-from sqlalchemy import Table, text
+from sqlalchemy import Insert, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -56,7 +56,7 @@ class RowOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Insert(NamedTuple):
     """Inserts a row, in the transaction of the session or connection that is the link."""
 
-    table: Table
+    statement: Insert
     row: dict[str, Any]
     notifies: bool
 
@@ -76,11 +76,10 @@ class _Insert(NamedTuple):
     @property
     def _bind(self) -> dict[str, Any]:
         """Lets a session with several databases choose that of the table."""
-        return {"bind_arguments": {"clause": self.table.insert()}}
+        return {"bind_arguments": {"clause": self.statement}}
 
     def _statements(self, connection: Any) -> list[tuple[Any, ...]]:
-        insert = self.table.insert().inline().values(created_ms=database_ms())
-        statements: list[tuple[Any, ...]] = [(insert, self.row)]
+        statements: list[tuple[Any, ...]] = [(self.statement, self.row)]
         if self.notifies:
             if connection.dialect.name != "postgresql":
                 raise ConfigError(f"notify needs PostgreSQL, not {connection.dialect.name}")
@@ -102,6 +101,7 @@ class _Writing:
         notify: bool = False,
     ) -> None:
         self.tables = tables or Tables()
+        self._insert = self.tables.outbox.insert().inline().values(created_ms=database_ms())
         self._zone = None if zone is None else parse_zone(zone)
         self._notify = notify
         self._middleware = methods(checked(middleware), SENDS, self._form, type(self).__name__)
@@ -150,7 +150,7 @@ class _Writing:
             "options": None if written == "{}" else written,
             "envelope": None,
         }
-        return _Insert(self.tables.outbox, row | columns, self._notify)
+        return _Insert(self._insert, row | columns, self._notify)
 
 
 def id_hash(topic: str, message_id: str) -> int:

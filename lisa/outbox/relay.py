@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     create_engine,
     delete,
+    event,
     exists,
     func,
     select,
@@ -30,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from lisa.core.daemon.threads import ServiceThread, begin_round, rest
 from lisa.core.metrics.families import STEP_SECONDS
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 500
 BUSY_S, IDLE_S = 0.025, 0.25
-"""Pauses between looks at the table: for a second after rows were found, and later."""
+"""How often the table is looked at: for a second after rows were found, and later."""
 BUSY_FOR_S = 1.0
 
 LOOK_BACK_S = 2.0
@@ -59,6 +60,10 @@ LOOK_BACK_S = 2.0
 keeps the database from removing would make each look slower. The others, one a second and at most
 a tenth of the time, find rows that were committed later than that."""
 SWEEP_S, SWEEP_SHARE = 1.0, 10
+
+LET_GO_S = 60
+"""The database ends the transaction of a relay that it has not heard of for so long."""
+_LET_GO = f"SET LOCAL idle_in_transaction_session_timeout = '{LET_GO_S}s'"
 
 PATIENCE = timedelta(seconds=2)
 """How long a call to Redis is repeated while rows are locked."""
@@ -78,7 +83,10 @@ _BLOCKING_DRIVERS = {
 
 
 class Backlog(NamedTuple):
-    """Rows that wait, the age of the oldest in seconds, and rows that were set aside."""
+    """Rows that wait, and rows that were set aside.
+
+    age_s: the age in seconds of the oldest that waits, and not behind one that was set aside.
+    """
 
     rows: int = 0
     age_s: float = 0.0
@@ -156,6 +164,10 @@ class Relay:
         self._found = self._counted = self._count_s = self._swept = self._sweep_s = -1e9
         self._vacuumed, self._deleted = time.monotonic(), 0
         self._passed: deque[tuple[float, int]] = deque()
+        self._passed_to = self._swept_to = 0
+        self._was_sweep = False
+        self.is_behind = False
+        """Whether the last batch was full, or leaves later operations on its messages."""
         self._beaten, self._started_ms = -1e9, 0
 
     def start(self) -> Self:
@@ -184,30 +196,35 @@ class Relay:
     def step(self) -> int:
         """Forward one batch. Returns how many rows it took; 0 if the others are taken or blocked.
 
-        Raises LisaError, and what the database raises; then nothing was taken from the table.
+        Raises LisaError, and what the database raises. Then all rows are still in the table, and
+        Redis may have done some of their operations, which will be repeated.
         """
         began = time.monotonic()
-        is_sweep = began >= self._swept + max(SWEEP_S, SWEEP_SHARE * self._sweep_s)
-        floor = self._floor(began)
+        floor, pause_s = self._floor(began), max(SWEEP_S, SWEEP_SHARE * self._sweep_s)
+        is_sweep = began >= self._swept + pause_s and not self._was_sweep
+        start = self._swept_to if is_sweep else floor
+        self._was_sweep, self.is_behind = is_sweep, False
         if self._dialect == "sqlite" and not self._has_rows():
             return 0
         with self._transaction() as connection:
-            numbers = self._queries.lock(connection, 0 if is_sweep else floor)
-            is_passed = len(numbers) == BATCH and numbers[-1][0] <= floor
-            if is_sweep and not is_passed:  # else there may be more
-                self._swept = time.monotonic()
+            numbers = self._queries.lock(connection, start)
+            last, is_full = max(numbers, default=0), len(numbers) == BATCH
+            if is_sweep and is_full and last < floor:  # there may be more, after another look
+                self._swept_to = last
+            elif is_sweep:
+                self._swept_to, self._swept = 0, time.monotonic()
                 self._sweep_s = self._swept - began
-            if not numbers:
-                return 0
-            taken = self._forward(connection, numbers)
-        self._passed.append((began, numbers[-1][0]))
+            taken = self._forward(connection, numbers) if numbers else 0
+        if numbers and not is_sweep:
+            self._passed.append((began, last))
+        self.is_behind |= is_full
         return taken
 
     def _floor(self, now: float) -> int:
         """The number above which a usual look begins."""
-        while len(self._passed) > 1 and self._passed[1][0] <= now - LOOK_BACK_S:
-            self._passed.popleft()
-        return self._passed[0][1] if self._passed and self._passed[0][0] <= now - LOOK_BACK_S else 0
+        while self._passed and self._passed[0][0] <= now - LOOK_BACK_S:
+            self._passed_to = max(self._passed_to, self._passed.popleft()[1])
+        return self._passed_to
 
     def _has_rows(self) -> bool:
         """A look without a lock, which on SQLite would stop all writers."""
@@ -219,6 +236,8 @@ class Relay:
         with self._engine.connect() as connection:
             if self._dialect != "sqlite":
                 with connection.begin():
+                    if self._dialect == "postgresql":
+                        connection.exec_driver_sql(_LET_GO)
                     yield connection
                 return
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # in the driver's autocommit mode
@@ -229,36 +248,30 @@ class Relay:
                 raise
             connection.exec_driver_sql("COMMIT")
 
-    def _forward(self, connection: Connection, numbers: Sequence[tuple[int, int]]) -> int:
-        """Do the operations of locked rows, given by `seq` and `id_hash`; returns how many."""
-        rows, blocked = self._queries.read(connection, numbers)
+    def _forward(self, connection: Connection, numbers: Sequence[int]) -> int:
+        """Do the operations of locked rows; returns how many had their turn."""
+        rows = self._queries.read(connection, numbers)
         results = self.store.drive(self._forwarding.forward(rows))
-        failed = {seq: failure for seq, failure in results.items() if failure is not None}
-        done = [seq for seq in results if seq not in failed]
-        self._queries.delete(connection, done)
-        for seq, failure in failed.items():
-            self._queries.postpone(connection, seq, failure)
-        for seq, again in blocked.items():
-            self._queries.change(connection, seq, try_ms=again)
+        done, failed = list[int](), list[tuple[int, RowFailure]]()
         for row in rows:
-            if row.seq in results:
-                self._count(row, failed.get(row.seq))
+            if row.seq not in results:
+                continue
+            failure = results[row.seq]
+            if failure is None:
+                done.append(row.seq)
+                self.is_behind |= row.is_followed
+            else:
+                failed.append((row.seq, failure))
+            result = "set_aside" if failure and failure.is_final else "postponed"
+            self.done.add(1, OPERATIONS.get(row.operation, "?"), result if failure else "forwarded")
+        self._queries.delete(connection, done)
+        self._queries.postpone(connection, failed)
+        for (reason, is_final), count in Counter(failure for _, failure in failed).items():
+            told = "set aside" if is_final else "trying again"
+            level = logging.ERROR if is_final else logging.WARNING
+            log.log(level, "outbox: %s: %d operations, %s", reason, count, told)
         self._deleted += len(done)
         return len(results)
-
-    def _count(self, row: OutboxRow, failure: RowFailure | None) -> None:
-        result = "forwarded"
-        if failure is not None:
-            result = "set_aside" if failure.is_final else "postponed"
-            log.log(
-                logging.ERROR if failure.is_final else logging.WARNING,
-                "outbox: message %s of topic %s: %s: %s",
-                row.message_id,
-                row.topic,
-                "set aside" if failure.is_final else "trying again",
-                failure.reason,
-            )
-        self.done.add(1, OPERATIONS[row.operation], result)
 
     # The thread.
 
@@ -281,7 +294,7 @@ class Relay:
             if taken:
                 self.seconds.observe(time.monotonic() - began)
             self._beat()
-        except (LisaError, SQLAlchemyError) as error:
+        except Exception as error:  # noqa: BLE001  logged; tried again
             return self._failed(error)
         self.is_redis_there = True
         if self.error:
@@ -291,9 +304,10 @@ class Relay:
         now = time.monotonic()
         if taken:
             self._found = now
-        if taken >= BATCH:
+        if taken and self.is_behind:
             return 0.0
-        return BUSY_S if now - self._found < BUSY_FOR_S else IDLE_S
+        pause_s = BUSY_S if now - self._found < BUSY_FOR_S else IDLE_S
+        return max(0.0, began + pause_s - now)
 
     def _failed(self, error: Exception) -> float:
         known = isinstance(error, LisaError | DBAPIError)
@@ -306,7 +320,7 @@ class Relay:
         if self.is_redis_there:
             with suppress(LisaError):
                 self._beat(told)
-        if isinstance(error, DBAPIError) and error.connection_invalidated:
+        if not isinstance(error, LisaError):
             self._engine.dispose()
         return self._backoff.take()
 
@@ -339,8 +353,9 @@ class Relay:
             self._count_s = self._counted - now
         is_due = now >= self._vacuumed + VACUUM_EVERY_S and self._deleted >= VACUUM_ROWS
         if is_due and self._dialect == "postgresql":
-            # The server's own vacuum looks at a table once a minute.
-            with self._plain.connect() as connection:
+            # The server's own vacuum looks at a table once a minute. Other servers with this
+            # dialect may have none.
+            with suppress(DBAPIError), self._plain.connect() as connection:
                 name = connection.dialect.identifier_preparer.format_table(self.tables.outbox)
                 connection.exec_driver_sql(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON) {name}")
             self._vacuumed, self._deleted = time.monotonic(), 0
@@ -372,50 +387,47 @@ class Queries:
         table = self._table = tables.outbox
         # The clock is read once for a statement, not for each row.
         is_due = table.c.try_ms <= select(database_ms()).scalar_subquery()
-        self._due = select(table.c.seq).where(is_due).limit(1)
+        other = table.alias()
+        same = other.c.id_hash == table.c.id_hash
+        is_first = ~exists().where(same, other.c.seq < table.c.seq)
+        self._due = select(table.c.seq).where(is_due, is_first).limit(1)
         self._lock = (
-            select(table.c.seq, table.c.id_hash)
-            .where(is_due)
+            select(table.c.seq)
+            .where(is_due, is_first)
             .order_by(table.c.seq)
             .limit(BATCH)
             .with_for_update(skip_locked=True)
         )
         columns = [column for column in table.c if column is not table.c.reason]
-        self._read = select(*columns, database_ms()).order_by(table.c.seq)
-        waits = func.sum(func.coalesce(table.c.try_ms * 0 + 1, 0))
-        oldest = func.min(table.c.created_ms + table.c.try_ms * 0)  # not of those set aside
-        self._backlog = select(func.count(), waits, oldest, database_ms()).select_from(table)
+        is_followed = exists().where(same, other.c.seq > table.c.seq)
+        self._read = select(*columns, database_ms(), is_followed).where(is_first)
+        self._is_aside = table.c.try_ms.is_(None)
+        is_held = exists().where(same, other.c.seq < table.c.seq, other.c.try_ms.is_(None))
+        oldest = select(func.min(table.c.created_ms)).where(~self._is_aside, ~is_held)
+        aside = select(func.count()).where(self._is_aside).select_from(table)
+        whole = select(func.count(), aside.scalar_subquery(), oldest.scalar_subquery())
+        self._backlog = whole.add_columns(database_ms()).select_from(table)
 
     def has_rows(self, connection: Connection) -> bool:
         """Whether there is a row whose time has come."""
         return connection.execute(self._due).first() is not None
 
-    def lock(self, connection: Connection, floor: int) -> list[tuple[int, int]]:
-        """Lock rows whose time has come and that no other relay has: their seq and id_hash."""
-        query = self._lock.where(self._table.c.seq > floor)
-        return [(row.seq, row.id_hash) for row in connection.execute(query)]
+    def lock(self, connection: Connection, start: int) -> list[int]:
+        """Lock the first rows of messages, if their time has come and no other relay has them.
 
-    def read(
-        self, connection: Connection, numbers: Sequence[tuple[int, int]]
-    ) -> tuple[list[OutboxRow], dict[int, int | None]]:
-        """The locked rows whose earlier operations on the same message are locked, too.
-
-        Also, for rows behind one that is set aside or postponed, when that is tried again. Reads
-        all rows of these messages, as of now: after the locks, so that a row that another relay has
-        is still there, or its operation was done.
+        start: look at larger numbers only. Returns up to `BATCH` numbers.
         """
-        own = {seq for seq, _ in numbers}
-        query = self._read.where(self._table.c.id_hash.in_({id_hash for _, id_hash in numbers}))
-        found = connection.execute(query).all()
+        return list(connection.scalars(self._lock.where(self._table.c.seq > start)))
+
+    def read(self, connection: Connection, numbers: Sequence[int]) -> list[OutboxRow]:
+        """Locked rows that still are the first ones of their messages.
+
+        The locks may be on rows that are newer than what their query saw of others. So this is
+        another one: an earlier row that another relay has is still there, or was done.
+        """
+        found = connection.execute(self._read.where(self._table.c.seq.in_(numbers))).all()
         read_s = time.monotonic()
-        rows, behind = list[OutboxRow](), dict[int, OutboxRow]()
-        blocked: dict[int, int | None] = {}
-        for row in (OutboxRow._make((*columns, read_s)) for columns in found):
-            if row.id_hash not in behind and row.seq in own:
-                rows.append(row)
-            elif (first := behind.setdefault(row.id_hash, row)).try_ms != 0 and row.seq in own:
-                blocked[row.seq] = first.try_ms
-        return rows, blocked
+        return sorted(OutboxRow._make((*columns, read_s)) for columns in found)
 
     # InnoDB locks all rows that it reads, so each row is changed by its number, and no other read.
 
@@ -425,55 +437,59 @@ class Queries:
             own = delete(self._table).where(self._table.c.seq == bindparam("number"))
             connection.execute(own, [{"number": number} for number in numbers])
 
-    def postpone(self, connection: Connection, seq: int, failure: RowFailure) -> None:
-        """Set a row aside, or have it tried again later."""
-        again = None if failure.is_final else database_ms() + TRY_AGAIN_MS
-        self.change(connection, seq, try_ms=again, reason=failure.reason)
-
-    def change(self, connection: Connection, seq: int, **values: Any) -> None:
-        """Change columns of a row."""
-        connection.execute(update(self._table).where(self._table.c.seq == seq).values(**values))
+    def postpone(self, connection: Connection, failed: Sequence[tuple[int, RowFailure]]) -> None:
+        """Set rows aside, or have them tried again later."""
+        own = update(self._table).where(self._table.c.seq == bindparam("number"))
+        for is_final, again in ((True, None), (False, database_ms() + TRY_AGAIN_MS)):
+            some = [(seq, reason) for seq, (reason, final) in failed if final is is_final]
+            if some:
+                change = own.values(try_ms=again, reason=bindparam("told"))
+                connection.execute(change, [{"number": seq, "told": told} for seq, told in some])
 
     def count(self, connection: Connection) -> Backlog:
         """Count the rows."""
-        rows, waiting, oldest, now_ms = connection.execute(self._backlog).one()
-        waiting = int(waiting or 0)
+        rows, set_aside, oldest, now_ms = connection.execute(self._backlog).one()
         age_s = max(0, now_ms - oldest) / 1000 if oldest is not None else 0.0
-        return Backlog(waiting, age_s, rows - waiting)
+        return Backlog(rows - set_aside, age_s, set_aside)
 
     def set_aside(self, connection: Connection, limit: int | None = None) -> list[RowSetAside]:
-        """The rows that were set aside, without those behind another one, the oldest first."""
+        """The rows that were set aside, the oldest first."""
         table, other = self._table, self._table.alias()
-        same = other.c.id_hash == table.c.id_hash
-        first = ~exists().where(same, other.c.seq < table.c.seq, other.c.try_ms.is_(None))
-        behind = select(func.count()).where(same, other.c.seq > table.c.seq).scalar_subquery()
+        is_behind = (other.c.id_hash == table.c.id_hash, other.c.seq > table.c.seq)
+        behind = select(func.count()).where(*is_behind).scalar_subquery()
         columns = (table.c.seq, table.c.operation, table.c.topic, table.c.message_id)
         age_ms = database_ms() - table.c.created_ms
-        query = select(*columns, table.c.reason, age_ms, behind).where(table.c.try_ms.is_(None))
-        found = connection.execute(query.where(first).order_by(table.c.seq).limit(limit))
-        return [RowSetAside(*row) for row in found]
+        query = select(*columns, table.c.reason, age_ms, behind).where(self._is_aside)
+        return [
+            RowSetAside(*row)
+            for row in connection.execute(query.order_by(table.c.seq).limit(limit))
+        ]
 
     def release(
         self, connection: Connection, numbers: Sequence[int], *, discard: bool = False
     ) -> list[int]:
-        """Have rows that were set aside tried again, or discard them; then those behind them.
+        """Have rows that were set aside tried again, or discard them.
 
         numbers: at most `BATCH`. Returns those that were set aside.
         """
-        table = self._table
-        chosen = table.c.seq.in_(numbers), table.c.try_ms.is_(None)
-        found = connection.execute(select(table.c.seq, table.c.id_hash).where(*chosen)).all()
+        chosen = (self._table.c.seq.in_(numbers), self._is_aside)
+        found = list(connection.scalars(select(self._table.c.seq).where(*chosen)))
         if discard:
-            self.delete(connection, [row.seq for row in found])
-        # Not only rows that are set aside now: a relay may be about to set one of them aside.
-        same = update(table).where(table.c.id_hash.in_({row.id_hash for row in found}))
-        connection.execute(same.values(try_ms=0, reason=None))
-        return [row.seq for row in found]
+            self.delete(connection, found)
+        else:
+            again = update(self._table).where(*chosen)
+            connection.execute(again.values(try_ms=0, reason=None))
+        return found
 
 
 def _shown(url: URL) -> str:
     plain = URL.create(url.get_backend_name(), None, None, url.host, url.port, url.database)
     return plain.render_as_string()
+
+
+def _let_go(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION wait_timeout = {LET_GO_S}")
 
 
 def engine_of(database: str | URL) -> Engine:
@@ -493,7 +509,12 @@ def engine_of(database: str | URL) -> Engine:
             if candidate.get_dialect().is_async:
                 continue
             isolation = "AUTOCOMMIT" if family == "sqlite" else "READ COMMITTED"
-            return create_engine(candidate, isolation_level=isolation, pool_size=2, max_overflow=2)
+            engine = create_engine(
+                candidate, isolation_level=isolation, pool_size=2, max_overflow=2
+            )
+            if family in ("mysql", "mariadb"):
+                event.listen(engine, "connect", _let_go)
+            return engine
         except ModuleNotFoundError as error:
             missing = missing or str(error.name)
         except NoSuchModuleError:

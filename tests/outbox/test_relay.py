@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Engine, delete, func, select, text, update
@@ -20,7 +21,7 @@ from lisa.core.store.replies import pairs
 from lisa.embedded import EmbeddedServer
 from lisa.middleware import Middleware
 from lisa.outbox import AsyncOutbox, Outbox, Relay, Tables
-from lisa.outbox.relay import PATIENCE
+from lisa.outbox.relay import PATIENCE, Queries
 from lisa.producer.calls import SendCall
 from tests.outbox.conftest import Database
 
@@ -150,7 +151,7 @@ def test_operations_on_one_message_keep_their_order(shop: Shop) -> None:
 
     before = datetime.now(UTC)
     shop.commit(many)
-    assert shop.relay.step() == 16
+    assert shop.relay_all() == 16
     found = shop.producer.get("orders", "o")
     assert found is not None
     assert (found.body, found.state) == (7, "waiting")
@@ -199,6 +200,108 @@ def test_a_repeat_after_a_crash_adds_nothing(shop: Shop) -> None:
     assert int(done[b"sent"]) == 4
 
 
+@pytest.mark.parametrize("first", ["cancel", "reschedule"])
+def test_a_repeat_does_not_reach_a_later_send_of_the_same_id(
+    shop: Shop, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.send(1, id="x", delay="1h")
+    shop.relay_all()
+
+    def change(session: Session) -> None:
+        if first == "cancel":
+            shop.outbox.cancel(session, "orders", "x")
+        else:
+            shop.outbox.reschedule(session, "orders", "x", delay="5s")
+        shop.outbox.send(session, "orders", 2, id="x", delay="2h", on_duplicate="replace")
+
+    shop.commit(change)
+    forget = Queries.delete
+    for _ in range(3):
+        monkeypatch.setattr(Queries, "delete", Mock(side_effect=ZeroDivisionError))
+        with pytest.raises(ZeroDivisionError):
+            shop.relay.step()
+        monkeypatch.setattr(Queries, "delete", forget)
+        shop.relay.step()
+        if not shop.rows():
+            break
+    found = shop.producer.get("orders", "x")
+    assert found is not None
+    assert (found.state, found.body) == ("waiting", 2)
+    assert shop.due_ms("x") > time.time() * 1000 + HOUR_MS
+
+
+def test_a_stopped_relay_holds_up_only_the_messages_that_it_has(
+    shop: Shop, database: Database
+) -> None:
+    if database.kind == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    shop.send(0, id="x", delay="1h")
+    other = Relay(database.url, shop.url, tables=shop.tables)
+    with other._transaction() as connection:
+        assert len(other._queries.lock(connection, 0)) == 1
+        shop.commit(*[lambda s: shop.outbox.cancel(s, "orders", "x") for _ in range(600)])
+        ids = [shop.send(delay="1h") for _ in range(5)]
+        assert shop.relay_all() == 5
+    other.stop()
+    assert {shop.state(one) for one in ids} == {"waiting"}
+
+
+def test_a_topic_that_stays_full_does_not_starve_another(shop: Shop) -> None:
+    shop.producer._store.drive(_configure(shop, "small", capacity=1))
+    sends = [lambda s: shop.outbox.send(s, "small", 1, delay="1h") for _ in range(1_600)]
+    shop.commit(*sends)
+    shop.relay_all()
+    for _ in range(4):
+        with shop.engine.begin() as connection:
+            connection.execute(update(shop.tables.outbox).values(try_ms=1))  # due again
+        shop.relay._swept, shop.relay._was_sweep = -1e9, False
+        passed = max(row.seq for row in shop.rows())
+        shop.relay._passed_to = passed
+        sent = shop.send(delay="1h")
+        shop.relay.step()
+        shop.relay.step()
+        assert shop.state(sent) == "waiting"
+        shop.relay._passed.clear()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"options": '{"mode": "newer"}'}, {"due": "soon"}, {"due": ""}, {"envelope": None}],
+    ids=str,
+)
+def test_a_row_that_cannot_be_read_is_set_aside(shop: Shop, values: dict[str, Any]) -> None:
+    wrong, good = shop.send(delay="1h"), shop.send(delay="1h")
+    table = shop.tables.outbox
+    with shop.engine.begin() as connection:
+        connection.execute(update(table).where(table.c.message_id == wrong).values(**values))
+    shop.relay_all()
+    assert (shop.state(wrong), shop.state(good)) == (None, "waiting")
+    (row,) = shop.rows()
+    assert row.try_ms is None
+    assert row.reason
+
+
+def test_rows_that_were_read_long_ago_are_left(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a relay that was stopped for a while: others may have taken them meanwhile."""
+    sent = shop.send(delay="1h")
+    monkeypatch.setattr("lisa.outbox.forwarding.STALE_S", -1.0)
+    assert shop.relay.step() == 0
+    assert shop.state(sent) is None
+    assert len(shop.rows()) == 1
+
+
+def test_databases_end_the_transactions_of_relays_that_are_gone(
+    shop: Shop, database: Database
+) -> None:
+    if database.kind == "sqlite":
+        pytest.skip("the lock of a file ends with its process")
+    is_postgresql = database.kind == "postgresql"
+    name = "idle_in_transaction_session_timeout" if is_postgresql else "wait_timeout"
+    query = f"SHOW {name}" if is_postgresql else f"SELECT @@session.{name}"
+    with shop.relay._transaction() as connection:
+        assert connection.scalar(text(query)) == ("1min" if is_postgresql else 60)
+
+
 def test_a_row_that_can_never_be_sent_is_set_aside(shop: Shop) -> None:
     shop.producer._store.drive(_configure(shop, "orders", max_body_bytes=1024))
     good, large = shop.send(delay="1h"), shop.send("x" * 2000, delay="1h")
@@ -209,14 +312,12 @@ def test_a_row_that_can_never_be_sent_is_set_aside(shop: Shop) -> None:
     aside, behind = shop.rows()
     assert (aside.message_id, aside.try_ms) == (large, None)
     assert "2000 bytes" in aside.reason
-    assert (behind.operation, behind.reason) == ("r", None)
+    assert (behind.operation, behind.reason, behind.try_ms) == ("r", None, 0)
     assert shop.relay.done.numbers()["send", "set_aside"] == 1
-    assert shop.relay_all() == 0  # nothing is done behind it,
-    assert shop.rows()[1].try_ms is None  # and nobody looks at it
+    assert shop.relay_all() == 0  # nothing is done behind it
     with shop.engine.begin() as connection:
-        table = shop.tables.outbox
-        connection.execute(delete(table).where(table.c.seq == aside.seq))
-        connection.execute(update(table).values(try_ms=0))
+        connection.execute(delete(shop.tables.outbox).where(shop.tables.outbox.c.seq == aside.seq))
+    shop.relay._swept = -1e9
     assert shop.relay_all() == 1
 
 
@@ -322,13 +423,14 @@ def test_an_open_transaction_delays_only_itself(shop: Shop, database: Database) 
         late = shop.outbox.send(slow, "orders", 1, delay="1h")
         others = [shop.send(delay="1h") for _ in range(3)]
         assert shop.relay_all() == 3
-        shop.relay._passed[0] = (-1e9, shop.relay._passed[0][1])  # passed long ago
+        shop.relay._passed_to = 1_000  # passed long ago
+        shop.relay._swept = time.monotonic() + 1000
         assert shop.relay.step() == 0
         slow.commit()
     assert [shop.state(one) for one in others] == ["waiting"] * 3
-    assert shop.relay.step() == 0  # the usual look does not find it,
+    assert shop.relay.step() == 0  # a usual look does not find it,
     shop.relay._swept = -1e9
-    assert shop.relay.step() == 1  # the next sweep does
+    assert shop.relay.step() == 1  # a look at everything does
     assert shop.state(late) == "waiting"
 
 
