@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from django.apps import apps
-from django.db import IntegrityError, close_old_connections, connections
+from django.db import Error, IntegrityError, close_old_connections, connections
 from django.db.transaction import atomic, set_rollback
 
 from lisa.consumer import Consumer
@@ -16,7 +16,7 @@ from lisa.consumer.handlers import Handler, Handlers, is_async_handler, is_succe
 from lisa.core.model.callables import function_name
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.message import Message
-from lisa.outbox.inbox_rows import KEEP, PORTION, InboxRows, log_handled, log_not_deleted, now_ms
+from lisa.outbox import inbox_rows
 
 
 def with_connections(handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def in_transaction(handler: Handler, using: str) -> Handler:
     The transaction holds the delivery's row, as that of `lisa.outbox.Inbox` does.
     """
     model = apps.get_model("lisa_outbox", "HandledDelivery")
-    handled, rows = model.objects.using(using), InboxRows(KEEP)
+    handled, rows = model.objects.using(using), inbox_rows.InboxRows(inbox_rows.KEEP)
 
     def handle(message: Message) -> Any:
         row, is_inserted = rows.row_of(message), False
@@ -56,10 +56,15 @@ def in_transaction(handler: Handler, using: str) -> Handler:
                 result = handler(message)
                 if not is_success(result):
                     set_rollback(True, using=using)
+                else:
+                    try:  # another delivery's row expires later
+                        handled.select_for_update().get(**row._asdict())
+                    except (Error, model.DoesNotExist) as error:
+                        raise ConfigError(f"{inbox_rows.ROLLED_BACK}an inner atomic()") from error
         except IntegrityError:
             if is_inserted or not handled.filter(pk=row.digest).exists():
                 raise
-            log_handled(message)
+            inbox_rows.log_handled(message)
             return None
         delete_expired()
         return result
@@ -68,11 +73,11 @@ def in_transaction(handler: Handler, using: str) -> Handler:
         if not rows.begin_deleting():
             return
         try:
-            expired = handled.filter(expires_ms__lte=now_ms())
-            digests = list(expired.values_list("pk", flat=True)[:PORTION])
+            expired = handled.filter(expires_ms__lte=inbox_rows.now_ms())
+            digests = list(expired.values_list("pk", flat=True)[: inbox_rows.PORTION])
             handled.filter(pk__in=digests).delete()
         except Exception as error:  # noqa: BLE001  the handler's result stands, whatever it is
-            log_not_deleted(error)
+            inbox_rows.log_not_deleted(error)
         else:
             rows.deleted(len(digests))
 

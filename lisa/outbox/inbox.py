@@ -4,7 +4,8 @@
     def handle(message, session): ...
 
 Each delivery inserts a row for its message into the handler's own transaction. A delivery that
-finds the row, because an earlier one has committed it, is acked without a call.
+finds the row, because an earlier one has committed it, is acked without a call. Before the commit
+it reads its row again: handlers may roll back or catch the error of a database that did.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine, delete, event, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from lisa.core.model.callables import function_name
 from lisa.core.model.errors import ConfigError
@@ -25,6 +26,7 @@ from lisa.core.model.message import Message
 from lisa.outbox.inbox_rows import (
     KEEP,
     PORTION,
+    ROLLED_BACK,
     InboxRow,
     InboxRows,
     log_handled,
@@ -88,32 +90,32 @@ class Inbox:
 
         def handle(message: Message) -> Any:
             with self._sessions() as session:
-                transaction = self._begin(session, message)
-                if transaction is None:
+                row = self._begin(session, message)
+                if row is None:
                     return None
                 result = handler(message, session)
-                self._end(session, transaction, name, is_success=is_success(result))
+                self._end(session, row, is_success=is_success(result))
                 self._delete_expired(session)
             return result
 
         async def handle_async(message: Message) -> Any:
             async with self._sessions() as session:
-                transaction = await session.run_sync(self._begin, message)
-                if transaction is None:
+                row = await session.run_sync(self._begin, message)
+                if row is None:
                     return None
                 result = await handler(message, session)
-                await session.run_sync(self._end, transaction, name, is_success=is_success(result))
+                await session.run_sync(self._end, row, is_success=is_success(result))
                 await session.run_sync(self._delete_expired)
             return result
 
         return handle_async if is_async else handle
 
-    def _begin(self, session: Session, message: Message) -> SessionTransaction | None:
+    def _begin(self, session: Session, message: Message) -> InboxRow | None:
         """Begin the handler's transaction with the row; None if it was committed before."""
         if not self._is_checked:
             self._check_rolls_back(session)
         row = self._rows.row_of(message)
-        transaction = session.begin()
+        session.begin()
         try:
             # If another transaction has inserted the row, this waits until that one ends.
             session.execute(insert(self._table).values(row._asdict()))
@@ -124,22 +126,20 @@ class Inbox:
             log_handled(message)
             return None
         event.listen(session, "before_commit", _refuse_commit)
-        return transaction
+        return row
 
-    @staticmethod
-    def _end(
-        session: Session, transaction: SessionTransaction, name: str, *, is_success: bool
-    ) -> None:
+    def _end(self, session: Session, row: InboxRow, *, is_success: bool) -> None:
         """End the handler's transaction."""
         event.remove(session, "before_commit", _refuse_commit)
-        if session.get_transaction() is not transaction:
-            raise ConfigError(
-                f"{name} rolled back or closed its session, and its message is to be handled "
-                "again: raise an exception to undo the effect, or use session.begin_nested()"
-            )
         if not is_success:
             session.rollback()
             return
+        # Another delivery of the message may have inserted its row since, which expires later.
+        own = select(self._table).filter_by(**row._asdict()).with_for_update()
+        try:
+            session.execute(own).one()
+        except SQLAlchemyError as error:
+            raise ConfigError(f"{ROLLED_BACK}session.begin_nested()") from error
         try:
             session.commit()
         except BaseException:

@@ -22,6 +22,13 @@ PORTION = 500
 
 DELETE_EVERY_S = 60.0
 
+ROLLED_BACK = (
+    "the handler's transaction was rolled back, by the handler, or by the database in a deadlock "
+    "or after a failed statement; to undo a part, or to catch a database error, put the "
+    "statements into "
+)
+"""Why a delivery fails whose row is not there before the commit; what to use instead follows."""
+
 log = logging.getLogger("lisa.consumer")
 
 

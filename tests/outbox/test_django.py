@@ -13,6 +13,7 @@ from sqlalchemy import Engine, make_url
 
 from lisa import Producer
 from lisa.outbox import Outbox, Relay, Tables
+from lisa.outbox.inbox_rows import ROLLED_BACK
 from tests.outbox.conftest import Database
 from tests.programs import python
 from tests.servers import ROOT, Processes, wait_until
@@ -177,6 +178,7 @@ def test_the_command_runs_a_relay(
 
 DELIVERIES = """
 import threading
+from contextlib import nullcontext
 from django.db import IntegrityError, connections
 from lisa import Message, Retry
 from lisa.consumer.handlers import on_message_sync
@@ -200,8 +202,21 @@ HANDLED_ONCE = (
 def fail(error):
     raise error
 
+def catch(inner=nullcontext):
+    for _ in range(2):
+        try:
+            with inner():
+                HandledDelivery.objects.create(digest=b"twice", expires_ms=2**41)
+        except IntegrityError:
+            pass
+
+def is_rolled_back():
+    connections["default"].cursor().execute("ROLLBACK")
+
 acts = iter([lambda: fail(ValueError("no")), lambda: False, lambda: Retry("later"),
-             lambda: fail(IntegrityError("own")), lambda: transaction.rollback()])
+             lambda: fail(IntegrityError("own")), lambda: transaction.rollback(),
+             catch, lambda: transaction.set_rollback(True), is_rolled_back,
+             lambda: catch(transaction.atomic)])
 
 @consumer.on("orders", once_in="default")
 def handle(message):
@@ -209,7 +224,7 @@ def handle(message):
     return next(acts, lambda: None)()
 
 HandledDelivery.objects.create(digest=b"expired", expires_ms=1)
-for _ in range(7):
+for _ in range(10):
     show(deliver())
 show(deliver(token="tokentok"))
 show(deliver("b"))
@@ -224,10 +239,11 @@ def test_the_effect_of_a_handler_happens_once(project: Project) -> None:
         "later|0|0",
         "IntegrityError: own|0|0",
         "TransactionManagementError: This is forbidden when an 'atomic' block is active.|0|0",
-        "success|1|1",
-        "success|1|1",
-        "success|2|2",
-        "success|3|3",
+        *[f"ConfigError: {ROLLED_BACK}an inner atomic|0|0"] * 3,
+        "success|1|2",
+        "success|1|2",
+        "success|2|3",
+        "success|3|4",
     ]
 
 

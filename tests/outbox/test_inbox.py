@@ -1,11 +1,13 @@
 """The inbox against real databases: which deliveries have an effect."""
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, assert_type
 
 import msgspec
@@ -35,10 +37,12 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.redis.flow import adrive
 from lisa.outbox import Inbox, Tables
 from lisa.outbox import inbox_rows as rows
+from lisa.outbox.inbox_rows import ROLLED_BACK
 from tests.outbox.conftest import Database
-from tests.outbox.effects import TABLES, create_tables, effect, effect_async, effects
+from tests.outbox.effects import EFFECTS, TABLES, create_tables, effect, effect_async, effects
 
 MESSAGE = Message(id="a", topic="orders", group="lisa", body=1, due_ms=1, token="tokentok")
+DUPLICATE = insert(EFFECTS).values(seq=1, message="duplicate")
 YEAR_MS = 365 * 86_400_000
 
 
@@ -198,6 +202,12 @@ def rolls_back_and_goes_on(session: Session) -> None:
     effect(MESSAGE, session)
 
 
+def is_rolled_back(session: Session) -> None:
+    """As by MariaDB after a deadlock, whose error the handler catches."""
+    session.connection().exec_driver_sql("ROLLBACK")
+    effect(MESSAGE, session)
+
+
 def closes(session: Session) -> None:
     with session:
         effect(MESSAGE, session)
@@ -207,10 +217,12 @@ def closes(session: Session) -> None:
     ("act", "said"),
     [
         (commits, "must not commit"),
-        (rolls_back, "rolled back or closed its session"),
-        (rolls_back_and_goes_on, "rolled back or closed its session"),
-        (closes, "rolled back or closed its session"),
+        (rolls_back, ROLLED_BACK),
+        (rolls_back_and_goes_on, ROLLED_BACK),
+        (closes, ROLLED_BACK),
+        (is_rolled_back, ROLLED_BACK),
     ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_only_the_inbox_ends_the_transaction(
     engine: Engine, act: Callable[[Session], None], said: str
@@ -235,10 +247,52 @@ def test_a_handler_may_use_savepoints(engine: Engine) -> None:
         savepoint = session.begin_nested()
         effect(changed(id="lost"), session)
         savepoint.rollback()
+        with suppress(IntegrityError), session.begin_nested():
+            session.execute(DUPLICATE)
 
     handlers = handlers_of(handle, engine)
     assert [deliver(handlers), deliver(handlers)] == [None, None]
     assert effects(engine) == ["a", "kept"]
+
+
+def test_a_caught_error_does_not_ack_a_handler_without_effect(engine: Engine) -> None:
+    """PostgreSQL makes a rollback of the commit then, and says nothing."""
+
+    def handle(message: Message, session: Session) -> None:
+        effect(message, session)
+        with suppress(IntegrityError):
+            session.execute(DUPLICATE)
+
+    handlers = handlers_of(handle, engine)
+    assert deliver(handlers_of(effect, engine), changed(id="first")) is None
+    outcomes = [deliver(handlers), deliver(handlers)]
+    if engine.dialect.name == "postgresql":
+        for outcome in outcomes:
+            assert outcome is not None
+            assert f"{ROLLED_BACK}session.begin_nested()" in outcome.reason
+        assert (effects(engine), inbox_size(engine)) == (["first"], 1)
+    else:
+        assert outcomes == [None, None]
+        assert (effects(engine), inbox_size(engine)) == (["first", "a"], 2)
+
+
+def test_the_row_of_another_delivery_is_not_that_of_a_handler_rolled_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "now_ms", itertools.count(2**42).__next__)
+    others: list[Outcome] = []
+
+    def handle(message: Message, session: Session) -> None:
+        if not others:
+            session.connection().exec_driver_sql("ROLLBACK")
+            others.append(deliver(handlers_of(effect, engine)))
+        effect(message, session)
+
+    outcome = deliver(handlers_of(handle, engine))
+    assert outcome is not None
+    assert ROLLED_BACK in outcome.reason
+    assert others == [None]
+    assert effects(engine) == ["a"]
 
 
 def test_an_error_of_the_row_that_is_no_duplicate_is_a_failure(engine: Engine) -> None:
