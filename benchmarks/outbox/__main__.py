@@ -2,7 +2,8 @@
 
 A plain transaction inserts a row; the measured one sends a message besides. The time from commit to
 ready is from the end of COMMIT to the id of the stream's entry, by the clock of the machine that
-runs the application and Redis. The tables `bench_orders` and `bench_outbox` are made anew.
+runs the application and Redis. The tables `bench_orders`, `bench_outbox` and
+`bench_inbox` are recreated.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class OutboxTrouble(NamedTuple):
 def outbox_troubles(found: Sequence[RolePresence[RelayPresence]]) -> list[OutboxTrouble]:
     """The problems of the outboxes that relays serve, or have served.
 
-    A relay that fails is no problem while another one of the table works.
+    A failing relay is not reported while another relay of the same table works.
     """
     troubles = []
     for table, seen in sorted(grouped((one.record.table, one) for one in found).items()):

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _SCHEDULES = Schedules()
-_AT_START = (
-    "enabled", "redis", "prefix", "http", "log_format", "log_level", "handlers", "relay"
-)  # fmt: skip
+_AT_START = ("enabled", "redis", "prefix", "http", "log_format", "log_level", "handlers", "relay")
 """The settings that only a start applies, apart from those of `manager-server`."""
 
 

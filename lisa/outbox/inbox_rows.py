@@ -64,8 +64,8 @@ def log_not_deleted(error: Exception) -> None:
 class InboxRows:
     """Makes the rows of an inbox, and says when to delete expired ones.
 
-    Whoever handles a message deletes a portion, once a minute, or at the next message as long as
-    portions are full: more expire than one message a minute could delete.
+    A consumer deletes one portion a minute, after a message. A full portion suggests that there are
+    more expired rows, so the next one is deleted after the next message.
 
     keep: how long rows are kept. Raises ConfigError.
     """

@@ -50,7 +50,7 @@ class OnCommit:
         A message with `debounce`, `throttle` or `latest` gets one of two ids of its key when it is
         sent. The first is returned; to cancel the message, use `cancel_key`.
 
-        Raises InvalidMessage also for `on_duplicate="reject"`, which nobody could handle.
+        Also raises InvalidMessage for `on_duplicate="reject"`: after the commit it is too late.
         """
         plan = SendPlan.of(options, self._zone)
         if plan.on_duplicate is OnDuplicate.REJECT:
