@@ -1,4 +1,4 @@
-"""The archive in files: commits, folds, cleaning up, compaction, conversion, outside readers."""
+"""The archive in files: commits, folds, cleaning up, compaction, outside readers."""
 
 import json
 import os
@@ -25,7 +25,6 @@ from lisa.gateway.page.search import ArchiveQuery
 from lisa.pipeline.archive import default_name, open_archive, writing
 from lisa.pipeline.archive.base import ArchiveGap, TopicRecord
 from lisa.pipeline.archive.fold import (
-    LIFE_SCHEMA_FIELDS,
     fold,
     fold_lives,
     host_of,
@@ -34,11 +33,9 @@ from lisa.pipeline.archive.fold import (
     with_gone,
 )
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.old_layout import OldArchive
-from lisa.pipeline.archive.reading import RANDOM_BITS, day_of, new_number, with_log_columns
+from lisa.pipeline.archive.reading import RANDOM_BITS, new_number
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.table import ArchiveTable
-from lisa.pipeline.archive.writing import convert
 from lisa.pipeline.jobs.archive import check_checkpoint
 from tests.servers import least
 from tests.spark.jobs import Jobs
@@ -466,91 +463,9 @@ def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_missing_archives_and_names(spark: SparkSession, tmp_path: Path) -> None:
-    for missing in (open_archive, convert):
-        with pytest.raises(ConfigError, match="there is no archive in"):
-            missing(spark, str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="there is no archive in"):
+        open_archive(spark, str(tmp_path / "nothing"))
     places = ("/a/b", "/a/b/", "s3a://x/b", "jdbc:postgresql://h/db?u=1")
     names = {default_name(one) for one in places}
     assert len(names) == 3
     assert all(len(name) <= 64 and name[0] != "~" for name in names)
-
-
-def write_old(spark: SparkSession, where: Path, first: list[Event], later: list[Event]) -> None:
-    """An archive as version 0.1 wrote it: some events folded, later ones not; some files merged;
-    without the column `shard`.
-
-    One day and topic, so that the files' own lists stay short.
-    """
-    (where / "_lisa").mkdir(parents=True)
-
-    def files(rows: DataFrame, root: str) -> dict[str, int]:
-        before = set(where.rglob("*.parquet"))
-        writer = rows.drop("shard").write.mode("append").partitionBy("day", "topic")
-        writer.parquet(str(where / root))
-        new = set(where.rglob("*.parquet")) - before
-        return {str(one.relative_to(where)): one.stat().st_size for one in new}
-
-    tagged = with_gone(lives(frame(spark, first)))
-    ended = fold_lives(tagged.where("gone").drop("gone"))
-    ended = ended.withColumn("day", day_of(sf.col("settled_at")))
-    merged = files(with_log_columns(frame(spark, first)), "_lisa/compacted/message_log")
-    merged |= files(ended, "messages")
-    unfolded = files(with_log_columns(frame(spark, later)), "message_log")
-    live = tagged.where("not gone").drop("gone", "shard", *LIFE_SCHEMA_FIELDS)
-    live = live.withColumn("number", sf.lit(0).cast("long"))
-    live.write.parquet(str(where / "_lisa" / "live" / "00000007-aa"))
-    live_files = (where / "_lisa" / "live").rglob("*.parquet")
-    gone = "message_log/day=2026-09-21/topic=orders/gone.parquet"
-    last = later[-1]
-    manifest = {
-        "version": 8,
-        "at_ms": BEGIN_MS,
-        "queries": {"q": 1},
-        "offsets": {"orders": (f"{last['at']}-{last['seq']}", last["number"])},
-        "topics": {"orders": ({"journal": "1"}, ("lisa",))},
-        "gaps": [],
-        "unfolded": unfolded,
-        "live": [str(one.relative_to(where)) for one in live_files],
-        "live_events": live.count(),
-        "swaps": [],
-        "dropped": [],
-        "base": 5,
-        "added": unfolded,
-        "removed": [gone],
-    }
-    (where / "_lisa" / "files-00000005.json").write_text(json.dumps(merged | {gone: 1}))
-    (where / "_lisa" / "00000007.json").write_text("{}")
-    (where / "_lisa" / "00000008.json").write_text(json.dumps(manifest))
-
-
-def test_an_old_archive_is_read_and_converted(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversion that was interrupted at any step is repeated."""
-    where, journal = Path(jobs.where), Stories("orders")
-    first, later, new = journal.extend(40), journal.extend(20), journal.extend(10)
-    write_old(jobs.spark, where, first, later)
-    old = jobs.opened()
-    assert isinstance(old, OldArchive)
-    assert len(entries(old.log())) == len(first + later)
-    assert told(old.messages()) == expected(first + later)
-    with pytest.raises(ConfigError, match=f"convert it once: lisa pipeline convert {where}"):
-        jobs.writer()
-    (where / "_lisa" / "checkpoint").mkdir()
-    for step in ("FileWriter.fold", "remove"):
-        with monkeypatch.context() as patched:
-            patched.setattr(f"lisa.pipeline.archive.writing.{step}", dies)
-            with pytest.raises(KeyboardInterrupt):
-                convert(jobs.spark, jobs.where)
-        jobs.check(first + later)
-    done = jobs.command("convert", jobs.where, "--json")
-    assert json.loads(done.output.splitlines()[-1])["events"] == len(first + later)
-    assert jobs.opened().topics()["orders"].groups == ("lisa",)
-    assert not [one for one in where.rglob("*") if "topic=" in str(one)]
-    names = {one.name for one in (where / "_lisa").iterdir()}
-    assert names == {"checkpoint", "live", "staging", "state"}
-    again = jobs.command("convert", jobs.where)
-    assert "has the present layout already" in again.output
-    writer = jobs.writer()
-    # The last batch before the conversion.
-    assert writer.write(jobs.frame(later), 1, "q")[0] == 0
-    writer.write(jobs.frame(new), 2, "q")
-    jobs.check(first + later + new)

@@ -79,7 +79,6 @@ def test_rows_are_sent_and_found_over_spark_connect(
     [
         ("archive", "--once", "--to"),
         ("audit", "--archive"),
-        ("convert",),
         ("erase", "--id", "a", "--archive"),
         ("report", "--to", "out", "--archive"),
         ("restore", "--archive"),

@@ -14,7 +14,6 @@ __all__ = ["JOBS", "pipeline", "run"]
 JOBS = {
     "schedule": "Send the rows of files or of a table.",
     "archive": "Write every transition to tables, exactly once.",
-    "convert": "Convert an archive in files that an earlier version wrote.",
     "retain": "Delete messages that ended long ago from an archive.",
     "erase": "Delete messages and every trace of them from an archive and the journal.",
     "report": "Make a page of plots and tables from an archive.",

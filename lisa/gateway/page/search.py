@@ -149,10 +149,7 @@ class _Table:
         try:
             table = DeltaTable(f"{archive}/messages", storage_options=_store_options(archive))
         except TableNotFoundError:
-            raise ConfigError(
-                f"{archive} has no archive in the present format; `lisa pipeline convert` converts "
-                "older ones"
-            ) from None
+            raise ConfigError(f"there is no archive in {archive}") from None
         self._files = table.get_add_actions(flatten=True)
         self._sql = QueryBuilder().register("messages", table)
         self.written_ms = max(self._files.column("modification_time").to_pylist(), default=0)

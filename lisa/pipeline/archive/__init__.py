@@ -38,14 +38,9 @@ def open_archive(
 
         return JdbcArchive(spark, Database.of(where, properties or {}))
     from lisa.pipeline.archive.folder import Folder
-    from lisa.pipeline.archive.old_layout import OldArchive, is_old
     from lisa.pipeline.archive.reading import DeltaTables, FileArchive
 
-    folder = Folder(spark, where)
-    tables = DeltaTables(spark, folder)
-    if not tables.state.number and is_old(folder):
-        return OldArchive(spark, folder)
-    return FileArchive(tables)
+    return FileArchive(DeltaTables(spark, Folder(spark, where)))
 
 
 def open_writer(

@@ -271,7 +271,7 @@ def another_writer(where: str) -> str:
     """The error message of a process that is not the only one to write to an archive."""
     return (
         f"another process has written to {where} meanwhile, and only one may write at a time: "
-        "`lisa pipeline retain`, `erase` and `convert` need `lisa pipeline archive` stopped. Run "
+        "`lisa pipeline retain` and `erase` need `lisa pipeline archive` stopped. Run "
         "this again when the other process has ended"
     )
 

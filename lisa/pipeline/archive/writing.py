@@ -1,8 +1,8 @@
 """Writes an archive in files, each batch of the journal exactly once (see `table`).
 
-Folds new events to messages, deletes messages by rewriting files, and converts archives of earlier
-versions. If the process is killed, the archive remains readable, and a repetition does the rest.
-Another process that writes meanwhile is refused at its next commit.
+Folds new events to messages, and deletes messages by rewriting files. If the process is killed, the
+archive remains readable, and a repetition does the rest. Another process that writes meanwhile is
+refused at its next commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from lisa.pipeline.archive.base import KEEP, ArchiveGap, PresentTopics, Removed,
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.fold import LIFE_SCHEMA_FIELDS, fold_lives, lives, of_lives, with_gone
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.archive.old_layout import OldArchive, convert_first, is_old, remove
 from lisa.pipeline.archive.reading import (
     LOG,
     MESSAGES,
@@ -74,10 +73,9 @@ class FileWriter:
 
     keep: how long replaced files are kept for readers that have opened the archive.
     topics: called at each commit.
-    converting: whether an archive of the old layout may be in the directory.
 
-    Raises ConfigError if the archive has the old layout; and from each method that writes if
-    Spark's executors do not share the directory with the driver.
+    Each method that writes raises ConfigError if Spark's executors do not share the directory with
+    the driver.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class FileWriter:
         *,
         keep: timedelta = KEEP,
         topics: PresentTopics = lambda _: {},
-        converting: bool = False,
     ) -> None:
         self._folder = Folder(spark, where)
         self._keep, self._topics = keep, topics
@@ -97,8 +94,6 @@ class FileWriter:
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         self.tables = DeltaTables(spark, self._folder)
         """The tables as of the last commit."""
-        if not self.tables.state.number and not converting and is_old(self._folder):
-            raise ConfigError(convert_first(where))
         self.tables.log.adapt()
         self.tables.messages.adapt()
 
@@ -155,30 +150,17 @@ class FileWriter:
         reader = tables.spark.read.schema(LOG_SCHEMA)
         found = summarize(reader.parquet(literal(self._folder.url(root))))
         files = place_files(self._folder, staged, root, LOG, number)
-        self._commit_log(files, number, found, {query: batch})
+        self._commit_log(files, number, found, query, batch)
         self._folder.delete(root)
         return found.events, found.gaps
-
-    def copy(self, old: OldArchive) -> int:
-        """Commit the log of an archive of the old layout, unless it was; returns its events."""
-        tables, number = self.tables, new_number()
-        known = old.manifest
-        if tables.state.number:
-            return tables.log.row_count()
-        staged = self._stage(old.log().sortWithinPartitions("day", "topic", "at", "seq"), number)
-        count = sum(file.rows for file in staged)
-        files = place_files(self._folder, staged, staging(number), LOG, number)
-        tables.state = msgspec.structs.replace(tables.state, topics=known.topics)
-        found = BatchSummary((), count, known.offsets, known.gaps)
-        self._commit_log(files, number, found, known.queries)
-        return count
 
     def _commit_log(
         self,
         files: Sequence[WrittenFile],
         number: int,
         found: BatchSummary,
-        queries: Mapping[str, int],
+        query: str,
+        batch: int,
     ) -> None:
         old, fold = self.tables.state, self.tables.fold
         folded = fold.log == old.number
@@ -195,7 +177,7 @@ class FileWriter:
             ),
         )
         save(self._folder, state)
-        self.tables.log.commit(files, {**queries, STATE: number})
+        self.tables.log.commit(files, {query: batch, STATE: number})
         self.tables.state = state
 
     def wants_fold(self, *, catching_up: bool = False) -> bool:
@@ -444,25 +426,3 @@ def _without_known_lives(tables: DeltaTables, rows: DataFrame) -> DataFrame:
     return rows.where(~is_unknown).unionByName(
         rows.where(is_unknown).join(known, ["topic", "id"], "left_anti").select(*rows.columns)
     )
-
-
-def convert(spark: SparkSession, where: str) -> int:
-    """Convert an archive; returns its number of events, 0 if it was converted already.
-
-    Copies the log, commits the copy, computes the messages from it, and deletes the old files.
-    Until the commit, the old archive is unchanged; after a kill, run it again. The directory needs
-    space for a second copy of the log. The job `archive` must not run meanwhile.
-
-    Raises ConfigError if there is no archive.
-    """
-    folder = Folder(spark, where)
-    if not is_old(folder):
-        FileArchive(DeltaTables(spark, folder))  # raises ConfigError if there is none
-        return 0
-    old = OldArchive(spark, folder)
-    writer = FileWriter(spark, where, converting=True)
-    count = writer.copy(old)
-    writer.fold()
-    writer.compact()
-    remove(folder, old)
-    return count
