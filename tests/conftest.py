@@ -28,9 +28,9 @@ SPARK = {
     "tests/spark/test_a": "spark: archives",
     "tests/spark/test_r": "spark: reports and restores",
     "tests/spark/": "spark: others",
-    "tests/docs/test_pages.py::test_programs_run[docs/how-to/archive.md]": "spark: others",
-    "tests/docs/test_pages.py::test_programs_run[docs/how-to/schedule-files.md]": "spark: others",
-    "tests/docs/test_pages.py::test_programs_run[docs/how-to/spark-tables.md]": "spark: others",
+    "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline-keep.md]": "spark: others",
+    "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline-load.md]": "spark: others",
+    "tests/docs/test_pages.py::test_programs_run[docs/how-to/pipeline-look.md]": "spark: others",
 }
 """Prefixes of the ids of tests that start JVMs, and the share of them that one worker runs."""
 

@@ -69,7 +69,7 @@ _TAG = "lisa-executors"
 
 _HOW_TO_SHIP = (
     "give them this Python environment with --environment, or install it at the same path on "
-    "all machines and name it with PYSPARK_PYTHON (how-to/pipeline.md, On a cluster)"
+    "all machines and name it with PYSPARK_PYTHON (how-to/pipeline-cluster.md)"
 )
 
 
