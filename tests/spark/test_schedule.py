@@ -1,13 +1,16 @@
 """Sending rows as messages: every column and option, with a real server and real tasks."""
 
 import json
+import threading
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
@@ -17,6 +20,7 @@ from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, Keys
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.schedule import Scheduled, schedule
+from lisa.pipeline.source.outcome import Counts
 from tests.roles import Cast
 from tests.servers import wait_until
 from tests.spark.jobs import KEYS, TOPIC, Jobs
@@ -260,6 +264,41 @@ def test_a_repeated_id_in_one_job_is_one_message(jobs: Jobs) -> None:
     assert all(tasks <= total for tasks, total in seen)
 
 
+class Observed:
+    """Spark's listener of finished queries: their observed metrics by name."""
+
+    class Java:
+        implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, int]] = []
+
+    def onSuccess(self, _: str, query: Any, __: int) -> None:  # noqa: N802  Spark's
+        found = query.observedMetrics().get("lisa")
+        if found.isDefined():
+            row = found.get()
+            names = row.schema().fieldNames()
+            self.rows.append({name: row.get(index) for index, name in enumerate(names)})
+
+
+def test_counts_are_observed_metrics_of_spark(jobs: Jobs) -> None:
+    jvm_session: Any = jobs.spark._jsparkSession
+    ensure_callback_server_started(jobs.spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
+    observed = Observed()
+    jvm_session.listenerManager().register(observed)
+    try:
+        jobs.schedule(later(jobs, 10))
+        jobs.schedule(later(jobs, 12).withColumn("body", F.expr("if(id = 11, null, body)")))
+        wait_until(lambda: len(observed.rows) == 2)
+    finally:
+        jvm_session.listenerManager().unregister(observed)
+    nothing = dict.fromkeys(asdict(Counts()), 0)
+    assert observed.rows == [
+        nothing | {"accepted": 10},
+        nothing | {"accepted": 1, "duplicate": 10, "refused": 1},
+    ]
+
+
 def test_on_duplicate(jobs: Jobs) -> None:
     jobs.schedule(later(jobs, 10))
     other = later(jobs, 12).withColumn("body", F.lit("new"))
@@ -364,6 +403,46 @@ def test_refused_rows_do_not_fail_the_job(jobs: Jobs) -> None:
     }
     assert all(words in told[name] for name, words in reasons.items()), told
     assert next(line for line in lines if line["id"] == "large")["row"]["body"] == "x" * 101
+
+
+def test_a_save_fails_because_of_refused_rows_unless_they_are_kept_or_dropped(jobs: Jobs) -> None:
+    """All other rows are sent first; the files of refused rows are a table."""
+    rows = later(jobs, 20).withColumn("body", F.expr("if(id % 8 = 7, null, body)"))
+    report, folder = jobs.folder / "report.json", jobs.folder / "refused"
+    with pytest.raises(LisaError, match=r"^2 rows were refused, .* option 'mode' to 'permissive'"):
+        save(jobs, rows, report=report)
+    assert len(jobs.scores()) == 18
+    assert json.loads(report.read_text("utf-8"))["refused"] == 2
+    save(jobs, rows, mode="permissive", report=report)
+    save(jobs, rows, mode="failfast", report=report, refused=folder)
+    told = json.loads(report.read_text("utf-8"))
+    assert (told["duplicate"], told["refused"]) == (18, 2)
+    jobs.spark.sql(f"CREATE TABLE refused USING json LOCATION '{folder}'")
+    try:
+        found = jobs.spark.table("refused").selectExpr("topic", "id", "reason", "row.due").collect()
+    finally:
+        jobs.spark.sql("DROP TABLE refused")
+    assert sorted(row.id for row in found) == ["15", "7"]
+    assert {(row.topic, row.due) for row in found} == {(TOPIC, "2100-01-01T00:00:00Z")}
+    assert all(row.reason.startswith("body") for row in found)
+    with pytest.raises(ConfigError, match="option 'mode': 'dropmalformed' is not one of failfast"):
+        save(jobs, rows, mode="dropmalformed")
+
+
+def test_a_full_topic_that_is_emptied_slowly_gets_all_rows(jobs: Jobs) -> None:
+    """`patience` begins anew with each row that finds room, also if no whole call fits."""
+    jobs.client.hset(KEYS.options, "capacity", "30")
+
+    def empty() -> None:
+        for number in range(60):
+            while jobs.producer.cancel(TOPIC, str(number)) != "cancelled":
+                time.sleep(0.01)
+
+    emptying = threading.Thread(target=empty, daemon=True)
+    emptying.start()
+    done = jobs.schedule(later(jobs, 90, partitions=1), patience=timedelta(seconds=20))
+    emptying.join()
+    assert (done.accepted, done.refused) == (90, 0)
 
 
 def test_a_lowered_body_limit_refuses_only_large_bodies(jobs: Jobs) -> None:

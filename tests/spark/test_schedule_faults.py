@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, KeyFull, LisaError, TopicFull
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.source import register
 from tests.servers import JVM_PATIENCE, Processes, wait_until
@@ -105,6 +105,54 @@ def test_a_streams_batch_that_is_repeated_adds_nothing(jobs: Jobs, source: Path)
     wrong = rows.withColumn("due", F.lit("tomorrow"))
     with pytest.raises(ConfigError, match="column 'due' has type string"):
         follow(wrong, jobs.url, jobs.folder / "other")
+
+
+def one_batch(jobs: Jobs, columns: str) -> DataFrame:
+    """A stream of one batch of 20 rows."""
+    folder = jobs.folder / "in"
+    folder.mkdir()
+    lines = [json.dumps({"n": n, "text": None if n % 8 == 7 else f"{n}"}) for n in range(20)]
+    (folder / "0.json").write_text("\n".join(lines), "utf-8")
+    rows = jobs.spark.readStream.schema("n long, text string").json(str(folder))
+    return rows.selectExpr("n AS id", "3600000 AS delay", *columns.split(";"))
+
+
+@pytest.mark.parametrize(
+    ("option", "error"), [("capacity", TopicFull), ("max_per_key", KeyFull)], ids=str
+)
+def test_a_stream_into_a_full_topic_fails_and_continues_when_there_is_room(
+    jobs: Jobs, option: str, error: type[Exception]
+) -> None:
+    """No option turns rows without room into refused ones."""
+    jobs.client.hset(KEYS.options, option, "5")
+    rows = one_batch(jobs, "'x' AS body;'k' AS key")
+    checkpoint, report = jobs.folder / "checkpoint", jobs.folder / "report"
+    for options in ({}, {"mode": "permissive", "refused": str(jobs.folder / "refused")}):
+        with pytest.raises(error, match=option):
+            follow(rows, jobs.url, checkpoint, report=str(report), patience="100ms", **options)
+        assert jobs.client.zcard(KEYS.waiting) == 5
+    assert not report.exists()
+    assert not (jobs.folder / "refused").exists()
+    jobs.client.hdel(KEYS.options, option)
+    follow(rows, jobs.url, checkpoint, report=str(report))
+    assert jobs.client.zcard(KEYS.waiting) == 20
+    told = json.loads((report / "batch-0.json").read_text("utf-8"))
+    assert (told["accepted"], told["duplicate"], told["refused"]) == (20, 0, 0)
+
+
+def test_rows_of_a_stream_that_can_never_be_sent_fail_their_batch(jobs: Jobs) -> None:
+    rows, checkpoint = one_batch(jobs, "text AS body"), jobs.folder / "checkpoint"
+    for _ in range(2):
+        with pytest.raises(LisaError, match=r"2 rows were refused, .* option 'refused'") as caught:
+            follow(rows, jobs.url, checkpoint)
+        assert f"{TOPIC} 7: body" in str(caught.value)
+        assert jobs.client.zcard(KEYS.waiting) == 18
+    folder = jobs.folder / "refused"
+    follow(rows, jobs.url, checkpoint, refused=str(folder))
+    texts = [file.read_text("utf-8") for file in folder.iterdir()]
+    refused = [json.loads(line) for text in texts for line in text.splitlines()]
+    assert sorted(line["row"]["id"] for line in refused) == [7, 15]
+    assert jobs.client.zcard(KEYS.waiting) == 18
 
 
 STREAM = """

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 """Interval of progress updates."""
+
+OBSERVED = "lisa"
+"""Name of the counts among the observed metrics of Spark's query."""
+
+_COUNTS = tuple(column.name for column in fields(Counts))
+_RESULT = ", ".join(["result binary", *(f"{name} long" for name in _COUNTS)])
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished tasks and the number of known tasks."""
@@ -138,7 +144,8 @@ def schedule(
     what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
     with unwrapped(), _reporting(df.sparkSession, what, progress):
         # The data source could not return the results to a client of Spark Connect.
-        done = rows.mapInArrow(partial(_send, options, run), "result binary").collect()
+        sent = rows.mapInArrow(partial(_send, options, run), _RESULT)
+        done = sent.observe(OBSERVED, *_totals()).select("result").collect()
     results = [pickle.loads(row.result) for row in done]  # noqa: S301  from our own tasks
     seconds = round(time.time() - began, 3)
     document = finish(options, run, results, report, job=options.job, seconds=seconds)
@@ -152,7 +159,14 @@ def _send(
     import pyarrow as pa
 
     result = run_task(options, run, options.job, batches)
-    yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
+    counts = asdict(result.total())
+    yield pa.RecordBatch.from_pylist([{"result": pickle.dumps(result), **counts}])
+
+
+def _totals() -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+    return [F.sum(name).alias(name) for name in _COUNTS]
 
 
 def _duration_text(value: timedelta | None) -> str | None:

@@ -78,6 +78,13 @@ class TaskResult(WriterCommitMessage):
         """The counts of one topic, which callers may change."""
         return self.topics.setdefault(topic, Counts())
 
+    def total(self) -> Counts:
+        """The sum of the counts of all topics."""
+        total = Counts()
+        for counts in self.topics.values():
+            total.add(counts)
+        return total
+
 
 def added(results: Iterable[TaskResult]) -> TaskResult:
     """The sum of all tasks' counts, and their reasons and files."""
@@ -92,12 +99,9 @@ def added(results: Iterable[TaskResult]) -> TaskResult:
 
 def report_of(result: TaskResult, **about: Any) -> dict[str, Any]:
     """The JSON document that option `report` writes."""
-    total = Counts()
-    for counts in result.topics.values():
-        total.add(counts)
     return {
         **about,
-        **asdict(total),
+        **asdict(result.total()),
         "topics": {topic: asdict(counts) for topic, counts in sorted(result.topics.items())},
         "reasons": result.reasons,
         "refused_files": sorted(result.files),

@@ -44,6 +44,8 @@ class WriteOptions:
     """The parsed options of a write.
 
     machine: the driver's, as from `files.machine`.
+    fail_if_full: raise if a topic or key stays full, instead of refusing rows.
+    permissive: do not fail because of refused rows.
     together: all equal rows are in one task, so that tasks need not report what they sent.
     has_local: whether rows have wall times, which managers follow.
     """
@@ -58,6 +60,8 @@ class WriteOptions:
     refused: str | None = None
     machine: str | None = None
     json_text: bool = False
+    fail_if_full: bool = False
+    permissive: bool = False
     together: bool = False
     has_local: bool = False
 
@@ -75,6 +79,7 @@ class Sender:
         self._registered: dict[str, float] = {}
         self._largest: dict[str, int] = {}
         self._full_since: float | None = None
+        self._pauses = Backoff(longest_s=LONGEST_FULL_S)
         self._pace = SharedRate(store, run, options.max_rate) if options.max_rate else None
         self._result = result
         self._refused = Refused(
@@ -159,34 +164,28 @@ class Sender:
     def _call(
         self, topic: str, token: str, part: MessageColumns
     ) -> Iterator[tuple[MessageColumns, list[Sent]]]:
-        """Send one call; split it if some of its messages are rejected."""
-        left, size = part, len(part.ids)
+        """Send one call; split it if some of its messages are rejected, and wait for room."""
+        left, size, has_waited = part, len(part.ids), False
         while left.ids:
             one = left.cut(0, size)
             try:
-                outcomes = self._patient(topic, token, one)
-                if size >= len(part.ids):
-                    self._full_since = None  # the topic accepted an unsplit call
+                outcomes = self._enqueue(topic, token, one)
             except (InvalidMessage, TopicFull) as error:
-                if size > 1:
-                    size = (size + 1) // 2  # bisect to find the valid messages
-                    continue
-                layout = self._store.known_layout(Topic(topic))
-                is_full = isinstance(error, TopicFull) and not isinstance(error, KeyFull)
-                if is_full and not (layout and layout.is_split):
-                    self._refuse_all(topic, left, error)
-                    return
-                self._refuse_all(topic, one, error)
-                left, size = left.cut(1), len(part.ids)
+                if len(one.ids) > 1:
+                    size = (len(one.ids) + 1) // 2  # find the valid messages, and fill the room
+                elif isinstance(error, TopicFull) and self._wait_for_room():
+                    has_waited = True
+                else:
+                    refused = self._refused_with(topic, left, error)
+                    left, size, has_waited = left.cut(refused), len(part.ids), False
                 continue
+            if has_waited or size >= len(part.ids):
+                self._full_since, has_waited = None, False
             yield one, outcomes
-            left = left.cut(size)
+            left, size = left.cut(size), min(2 * size, len(part.ids))
 
-    def _patient(self, topic: str, token: str, part: MessageColumns) -> list[Sent]:
-        """Send one script call, waiting for space in a full topic.
-
-        The total time of waiting is bounded by `patience`, over all calls.
-        """
+    def _enqueue(self, topic: str, token: str, part: MessageColumns) -> list[Sent]:
+        """Send one script call."""
         head = encode_head(token)
         alike = part.dues.count(part.dues[0]) == len(part.dues)
         call = Enqueue(
@@ -201,20 +200,34 @@ class Sender:
         )
         if call.has_local:
             self._store.drive(note_local(self._store, call))
-        backoff = Backoff(longest_s=LONGEST_FULL_S)
-        while True:
-            if self._pace is not None:
-                self._pace.wait_for(len(part.ids))
-            try:
-                return self._store.call_by_id(call)
-            except TopicFull:
-                now = time.monotonic()
-                if self._full_since is None:
-                    self._full_since = now
-                left = self._full_since + self._options.server.patience.total_seconds() - now
-                if left <= 0:
-                    raise
-                time.sleep(backoff.take(left))
+        if self._pace is not None:
+            self._pace.wait_for(len(part.ids))
+        return self._store.call_by_id(call)
+
+    def _wait_for_room(self) -> bool:
+        """Pause before a message is sent again; False once `patience` has passed without room."""
+        now = time.monotonic()
+        if self._full_since is None:
+            self._full_since = now
+            self._pauses.reset()
+        left = self._full_since + self._options.server.patience.total_seconds() - now
+        if left <= 0:
+            return False
+        time.sleep(self._pauses.take(left))
+        return True
+
+    def _refused_with(self, topic: str, left: MessageColumns, error: LisaError) -> int:
+        """Refuse the first messages, for which another call would be in vain; returns how many.
+
+        Raises the error if there may be room later, and the task is to be repeated then.
+        """
+        if isinstance(error, TopicFull) and self._options.fail_if_full:
+            raise error
+        layout = self._store.known_layout(Topic(topic))
+        is_full = isinstance(error, TopicFull) and not isinstance(error, KeyFull)
+        refused = left if is_full and not (layout and layout.is_split) else left.cut(0, 1)
+        self._refuse_all(topic, refused, error)
+        return len(refused.ids)
 
     def _refuse_all(self, topic: str, part: MessageColumns, error: LisaError) -> None:
         for number, one in zip(part.numbers, part.ids, strict=True):

@@ -62,10 +62,14 @@ OPTIONS = SERVER | {
     "dedupe_for",
     "report",
     "refused",
+    "mode",
     "patience",
     "body_format",
 }
 """The options of a write."""
+
+SHOWN_REASONS = 3
+"""Maximum number of reasons in an error."""
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Spark's local properties with the query id, which survives restarts, and the batch number."""
@@ -114,6 +118,7 @@ def read_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
         machine=files.machine(),
         has_local="at_local" in schema.fieldNames(),
         json_text=choice(given, "body_format", ("text", "json"), "text") == "json",
+        permissive=choice(given, "mode", ("failfast", "permissive"), "failfast") == "permissive",
     )
 
 
@@ -155,9 +160,22 @@ def finish(
     return document
 
 
-def _warn_of_refused(document: Mapping[str, Any]) -> None:
-    if document["refused"]:
+def _check_refused(options: WriteOptions, document: Mapping[str, Any], again: str) -> None:
+    """Raises LisaError if rows were refused, unless the options say where or that they may be.
+
+    again: how to repeat the write.
+    """
+    if not document["refused"]:
+        return
+    if options.refused or options.permissive:
         _log.warning("rows refused: %d: %s", document["refused"], "; ".join(document["reasons"]))
+        return
+    reasons = " ".join("; ".join(document["reasons"][:SHOWN_REASONS]).split())
+    raise LisaError(
+        f"{document['refused']} rows were refused, and all others sent: {reasons}. Fix the cause, "
+        "or set option 'refused' to a directory for such rows, or option 'mode' to 'permissive' "
+        f"to drop them; then {again} (no row is sent twice)"
+    )
 
 
 class LisaWriter(DataSourceArrowWriter):
@@ -177,10 +195,11 @@ class LisaWriter(DataSourceArrowWriter):
         return run_task(self.options, self.run, self.options.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Complete the write after all tasks have finished."""
+        """Complete the write after all tasks have finished. Raises LisaError for refused rows."""
         seconds = round(time.time() - self.began, 3)
         job, report = self.options.job, self.report
-        _warn_of_refused(finish(self.options, self.run, messages, report, job=job, seconds=seconds))
+        document = finish(self.options, self.run, messages, report, job=job, seconds=seconds)
+        _check_refused(self.options, document, "write them again")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Keep what was sent: running the job again sends the missing rows."""
@@ -190,7 +209,8 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
     """Sends each batch of a stream; a batch that is repeated after a failure adds nothing."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self.options = read_options(given, schema)
+        # A batch whose rows find no room fails, so that Spark repeats it.
+        self.options = replace(read_options(given, schema), fail_if_full=True)
         self.report = given.get("report") or None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -200,12 +220,16 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
         return run_task(self.options, run, self._job(run), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Complete a batch after all of its tasks have finished."""
+        """Complete a batch after all of its tasks have finished.
+
+        Raises LisaError for refused rows: the query fails, and repeats the batch when it is
+        started again.
+        """
         report = files.join(self.report, f"batch-{batchId}.json") if self.report else None
         document = finish(
             self.options, f"batch-{batchId}", messages, report, job=self.options.job, batch=batchId
         )
-        _warn_of_refused(document)
+        _check_refused(self.options, document, "start the query with the same checkpoint")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Keep what was sent: Spark repeats the batch."""
