@@ -45,6 +45,7 @@ SECTIONS: Sections = {
         "consumers": ("lisa.cli.system", "List the consumers."),
         "managers": ("lisa.cli.system", "List the managers."),
         "relays": ("lisa.cli.system", "List the relays of outboxes."),
+        "loaders": ("lisa.cli.system", "List the jobs that load tables, and forget one."),
         "top": ("lisa.cli.top", "Watch all topics live."),
         "fsck": ("lisa.cli.system", "Check messages and keys for inconsistencies."),
         "acl": ("lisa.cli.system", "Print the ACL rights that each role needs."),

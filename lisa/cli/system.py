@@ -1,4 +1,4 @@
-"""`lisa consumers`, `managers`, `relays`, `acl`, `doctor` and `fsck`."""
+"""`lisa consumers`, `managers`, `relays`, `loaders`, `acl`, `doctor` and `fsck`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from lisa import admin
 from lisa.cli.options import Chosen, common, read_text_file
-from lisa.cli.output import console, print_json, print_table
+from lisa.cli.output import console, fail, print_json, print_table
 from lisa.cli.topics import require_topics
 from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError
@@ -104,6 +104,42 @@ def relays(chosen: Chosen) -> None:
             for seen in found
         ],
         drop=["relay", "seen", "oldest"],
+    )
+
+
+@click.command()
+@click.option("--forget", metavar="NAME", help="Forget a loader that is not to run again.")
+@common
+def loaders(chosen: Chosen, forget: str | None) -> None:
+    """List the loaders, `lisa pipeline schedule --due-within`, and their last successful runs.
+
+    A loader that was forgotten begins anew if it runs again. Exit code 1 if it is unknown.
+    """
+    from lisa.core.store import presence
+
+    store = chosen.store()
+    if forget is not None:
+        known = store.ask("HDEL", store.keys.loaders, forget)
+        if not known:
+            fail(f"there is no loader {forget!r}")
+        chosen.answer({"forgotten": forget}, f"{forget} is forgotten")
+        return
+    found, now_ms = store.drive(presence.loaders(store)), chosen.server_ms()
+    if chosen.json:
+        print_json([msgspec.structs.asdict(one) | {"late": one.is_late(now_ms)} for one in found])
+        return
+    print_table(
+        ["loader", "state", "topic", "last success", "horizon "],
+        [
+            (
+                one.name,
+                "late" if one.is_late(now_ms) else "ok",
+                one.topic or "(of each row)",
+                f"{human(now_ms - one.seen_ms)} ago",
+                human(one.horizon_ms),
+            )
+            for one in found
+        ],
     )
 
 

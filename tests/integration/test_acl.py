@@ -270,7 +270,7 @@ def test_lines_for_all_roles() -> None:
     assert [line.split()[2] for line in lines] == [f"lisa-{role}" for role in acl.ROLES]
     for line in lines:
         assert line.startswith("ACL SETUSER lisa-")
-        keys = ("{*", "topics", "managers", "relays", "scheduled", "schema")
+        keys = ("{*", "topics", "managers", "relays", "loaders", "scheduled", "schema")
         assert f" resetkeys {' '.join(f'~lisa:{key}' for key in keys)} " in line
         assert {"nopass", "on", "+msetex"}.isdisjoint(line.split())
     told = json.loads(lisa("reader", "producer", "--json"))
@@ -287,7 +287,8 @@ def test_one_user_with_a_password_or_for_two_roles(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"s3cret").hexdigest()
     assert line.startswith(
         f"ACL SETUSER shop-manager on resetpass #{digest} resetkeys ~shop:{{* ~shop:topics "
-        "~shop:managers ~shop:relays ~shop:scheduled ~shop:schema resetchannels &shop:wake -@all +"
+        "~shop:managers ~shop:relays ~shop:loaders ~shop:scheduled ~shop:schema resetchannels "
+        "&shop:wake -@all +"
     )
     assert "s3cret" not in line
     line = lisa("producer", "consumer", "--user", "shop", "--nopass", "--format", "file").strip()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lisa.cli.options import duration
+from lisa.cli.options import duration, moment
 from lisa.cli.output import print_json, print_table, progress_bar
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.shared import JobOptions, job_options, pairs
+from lisa.cli.pipeline.shared import JobOptions, aware, job_options, pairs
 from lisa.core.transitions.enqueue import OnDuplicate
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ COLUMN_OPTIONS = (
     "slack",
     "headers",
     "body",
+    "cancelled",
 )
 """Options that name the column of a part of the message; all other options go to the job."""
 
@@ -149,6 +150,24 @@ COLUMN_OPTIONS = (
     show_default=True,
     help="How long to wait for the server, and for space in a full topic.",
 )
+@click.option(
+    "--due-within",
+    type=duration,
+    metavar="DURATION",
+    help="Send only rows due within this time, and those that became due since the last run of "
+    "--job. Repeat the command more often than this.",
+)
+@click.option(
+    "--since",
+    type=moment,
+    metavar="ISO",
+    help="With --due-within: earliest due time of the first run. Default: now.",
+)
+@click.option(
+    "--cancelled",
+    metavar="COL",
+    help="Column that is set in rows not to be sent: neither empty, 0, no nor false.",
+)
 @click.option("--report", metavar="FILE", help="File for the counts, as JSON.")
 @click.option("--refused", metavar="DIR", help="Directory for refused rows and their reasons.")
 @job_options
@@ -172,6 +191,7 @@ def schedule(
         raise click.UsageError("give --topic or --topic-column, not both")
     if sum(options[name] is not None for name in ("due", "delay", "at_local")) > 1:
         raise click.UsageError("give one of --due, --delay and --at-local")
+    options["since"] = aware("--since", options["since"])
     server = shared.server()
     columns = {name: options.pop(name) for name in COLUMN_OPTIONS}
     columns["topic"] = topic_column
@@ -185,6 +205,7 @@ def schedule(
         done = run_job(
             rows,
             topic=topic,
+            cancelled=columns["cancelled"] and "cancelled",
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             url=server.url,
             prefix=server.prefix,

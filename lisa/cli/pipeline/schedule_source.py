@@ -70,7 +70,7 @@ _INFERRING = "locale timeZone nanValue positiveInf negativeInf samplingRatio pre
 
 TIMES = frozenset({"due", "delay", "at_local"})
 
-NAMED_ONLY = frozenset({"key", "at_local", "tz", "window", "late", "cost", "slack"})
+NAMED_ONLY = frozenset({"key", "at_local", "tz", "window", "late", "cost", "slack", "cancelled"})
 """Parts of a message that a column becomes only if an option names it."""
 
 _LIKE_TIMES = re.compile(r"due(at|on|date|time|ms)?|delay(ms)?")

@@ -275,6 +275,7 @@ class Keys:
         self.topics = f"{prefix}:topics"
         self.managers = f"{prefix}:managers"
         self.relays = f"{prefix}:relays"
+        self.loaders = f"{prefix}:loaders"
         self.scheduled = f"{prefix}:scheduled"
         self.schema = f"{prefix}:schema"
         self.wake = f"{prefix}:wake"
@@ -300,7 +301,7 @@ class Keys:
 
         A prefix may begin with this one and a colon, so `prefix:*` would be too wide.
         """
-        names = ("{*", "topics", "managers", "relays", "scheduled", "schema")
+        names = ("{*", "topics", "managers", "relays", "loaders", "scheduled", "schema")
         return tuple(map(self.under, names))
 
     def structure_pattern(self) -> str:

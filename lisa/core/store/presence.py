@@ -141,7 +141,25 @@ class RelayPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: str = ""
 
 
-_P = TypeVar("_P", ConsumerPresence, ManagerPresence, RelayPresence)
+class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last successful run of a loader, `lisa pipeline schedule --due-within`.
+
+    topic: empty if each row names its own. seen_ms: when the run began. horizon_ms: how far ahead
+    it loaded rows. floor_ms: rows that were due before this time are never loaded.
+    """
+
+    name: str
+    topic: str = ""
+    seen_ms: int
+    horizon_ms: int
+    floor_ms: int
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether half the horizon has passed since that run."""
+        return now_ms - self.seen_ms > self.horizon_ms // 2
+
+
+_P = TypeVar("_P", ConsumerPresence, ManagerPresence, RelayPresence, LoaderRecord)
 
 
 def unique_name(configured: str | None) -> str:
@@ -254,6 +272,12 @@ def relays(store: Store) -> Flow[list[RelayPresence]]:
     """All relay records, sorted by name, including those of relays that are gone."""
     reply = yield from store.command("HGETALL", store.keys.relays)
     return records_in(reply, RelayPresence)
+
+
+def loaders(store: Store) -> Flow[list[LoaderRecord]]:
+    """The records of all loaders, sorted by name."""
+    reply = yield from store.command("HGETALL", store.keys.loaders)
+    return records_in(reply, LoaderRecord)
 
 
 def write_refusals(store: Store, keys: Sequence[str]) -> Flow[list[Refusal | None]]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -19,6 +19,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import ConfigError
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.pipeline.errors import unwrapped
+from lisa.pipeline.jobs.horizon import Loader, check, is_cancelled
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import is_remote
@@ -53,7 +54,8 @@ class Scheduled:
     accepted: new messages. duplicate: ids that already existed; nothing was changed. replaced,
     replaced_in_flight, updated: messages that replaced earlier ones, see `Producer.send_one`.
     refused: not sent; `reasons` has the first ten reasons, and `refused_files` the files with all
-    refused rows. seconds: duration of the job.
+    refused rows. seconds: duration of the job. due_after_ms, due_until_ms: with `due_within`, only
+    rows due after the first and until the second time were sent, epoch ms.
     """
 
     job: str | None
@@ -67,6 +69,8 @@ class Scheduled:
     topics: Mapping[str, Counts]
     reasons: tuple[str, ...]
     refused_files: tuple[str, ...]
+    due_after_ms: int | None = None
+    due_until_ms: int | None = None
 
 
 def schedule(
@@ -84,6 +88,9 @@ def schedule(
     body_format: str = "text",
     report: str | None = None,
     refused: str | None = None,
+    due_within: timedelta | None = None,
+    since: datetime | None = None,
+    cancelled: str | None = None,
     progress: Progress | None = None,
 ) -> Scheduled:
     """Send each row of a DataFrame as a message. Idempotent, also after a failure.
@@ -109,6 +116,12 @@ def schedule(
     body_format: "json" if text bodies contain JSON, else "text".
     report: file for the counts, as JSON.
     refused: directory for refused rows, as JSON lines.
+    due_within: send only rows due within this time from now, and those that have become due since
+        the last run of the loader `job`. Repeat the job more often than this. The topics remember
+        ids for an hour longer than this.
+    since: with `due_within`, the earliest due time of the loader's first run; by default now.
+    cancelled: a further column. Rows for which it is true, or neither null, empty, 0, no nor false,
+        are not sent.
     progress: called from another thread with the numbers of finished and known tasks.
 
     Raises ConfigError for invalid columns or options, before any row is sent; ServerUnavailable if
@@ -118,6 +131,8 @@ def schedule(
         raise ConfigError(
             'schedule does not accept a stream; write a stream with df.writeStream.format("lisa")'
         )
+    check(df, due_within, since, job=job, on_duplicate=str(on_duplicate))
+    rows = df if cancelled is None else df.where(~is_cancelled(df, cancelled)).drop(cancelled)
     given = {
         **Server.of(url, prefix).as_options(),
         "topic": topic,
@@ -132,15 +147,18 @@ def schedule(
         "report": report,
     }
     options = read_options(
-        {name: str(value) for name, value in given.items() if value is not None}, df.schema
+        {name: str(value) for name, value in given.items() if value is not None}, rows.schema
     )
-    rows = df
-    if options.job is not None:
-        rows, options = _equal_rows_together(df), replace(options, together=True)
     run, began = uuid4().hex[:16], time.time()
+    loader = None
     # Report an unreachable server immediately, not after every attempt of every task.
     with options.server.open() as store:
         store.drive(store.check_schema())
+        if due_within is not None and job is not None:
+            loader = Loader.begin(store, job, topic or "", due_within, since)
+            rows, options = loader.narrowed(rows), loader.limited(options)
+    if options.job is not None:
+        rows, options = _equal_rows_together(rows), replace(options, together=True)
     what = f"lisa schedule: {job or 'rows'} to {topic or 'their topics'}"
     with unwrapped(), _reporting(df.sparkSession, what, progress):
         # The data source could not return the results to a client of Spark Connect.
@@ -148,7 +166,13 @@ def schedule(
         done = sent.observe(OBSERVED, *_totals()).select("result").collect()
     results = [pickle.loads(row.result) for row in done]  # noqa: S301  from our own tasks
     seconds = round(time.time() - began, 3)
-    document = finish(options, run, results, report, job=options.job, seconds=seconds)
+    about = (
+        {} if loader is None else {"due_after_ms": loader.after_ms, "due_until_ms": loader.until_ms}
+    )
+    document = finish(options, run, results, report, job=options.job, seconds=seconds, **about)
+    if loader is not None and not any(result.is_full for result in results):
+        with options.server.open() as store:
+            loader.end(store)
     return msgspec.convert(document, Scheduled)
 
 

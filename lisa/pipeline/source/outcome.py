@@ -63,6 +63,7 @@ class TaskResult(WriterCommitMessage):
 
     digests: concatenated digests of all sent rows whose ids were derived (see `identity`).
     duplicates: digest -> row, for those that were answered as duplicates; limited in size.
+    is_full: whether rows were refused for lack of room.
     unwritten: file -> its content, for files of a directory on the driver's machine; limited in
         size. The driver writes them.
     """
@@ -73,6 +74,7 @@ class TaskResult(WriterCommitMessage):
     digests: bytes = b""
     duplicates: dict[bytes, DuplicateRow] = field(default_factory=dict)
     unwritten: dict[str, bytes] = field(default_factory=dict)
+    is_full: bool = False
 
     def counts(self, topic: str) -> Counts:
         """The counts of one topic, which callers may change."""

@@ -42,7 +42,7 @@ from lisa.core.model.keys import (
 from lisa.core.model.lanes import own_lane
 from lisa.core.model.late import message_policy, own_late, split_policy
 from lisa.core.model.retry_policy import RetryPolicy
-from lisa.core.model.windows.placing import check_window, clock_ms, place
+from lisa.core.model.windows.placing import LocalTime, check_window, clock_ms, place
 from lisa.pipeline.source.outcome import corrupt_rows
 
 T = TypeVar("T")
@@ -83,8 +83,9 @@ class MessageColumns:
 
     numbers: their row numbers in the Arrow batch. ids: those with a key include it. dues: in the
     form that Lua scripts parse. tails: envelopes without their heads. asked: the due times as the
-    table gives them, before windows moved them; ids are derived from these. refused: row number ->
-    why the row is not a valid message.
+    table gives them, before windows moved them; ids are derived from these, and from wall times in
+    tails. named: these times with those of wall times, '0' where the time is refused. refused:
+    index in these columns -> why the row is not a valid message.
     """
 
     numbers: Sequence[int]
@@ -96,13 +97,28 @@ class MessageColumns:
     topics: Sequence[str] = ()
     asked: Sequence[str] = ()
     keys: Sequence[str | None] = ()
+    named: Sequence[str] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
 
     def good(self) -> MessageColumns:
         """The messages that are not refused."""
         if not self.refused:
             return self
-        return self.picked([number for number in self.numbers if number not in self.refused])
+        return self.picked([n for n in range(len(self.numbers)) if n not in self.refused])
+
+    def due_in(self, after_ms: int, until_ms: int) -> MessageColumns:
+        """The messages whose rows name a time after the first and until the second one.
+
+        Those without a valid time remain, among the refused ones.
+        """
+        picked = [
+            index
+            for index, due in enumerate(self.named)
+            if due == "0" or after_ms < int(due) <= until_ms
+        ]
+        reasons = enumerate(map(self.refused.get, picked))
+        refused = {index: reason for index, reason in reasons if reason is not None}
+        return replace(self.picked(picked), refused=refused)
 
     def cut(self, start: int, end: int | None = None) -> MessageColumns:
         """The messages from index `start` up to but not including `end`."""
@@ -146,9 +162,9 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
     if "headers" in columns:
         given = each("headers", _different, None, columns["headers"].to_pylist())
     headers: Sequence[bytes] = ()
-    asked = dues
+    asked = named = dues
     if "at_local" in columns or "window" in columns:
-        dues, asked, headers = _placed(columns, dues, given, conversion)
+        dues, asked, named, headers = _placed(columns, dues, given, conversion)
     elif given:
         headers = each("headers", _row_headers, b"0000", given)
     kinds = columns["kind"].to_pylist() if "kind" in columns else ()
@@ -170,6 +186,7 @@ def read_rows(batch: pa.RecordBatch, *, json_text: bool) -> MessageColumns:
         topics=topics,
         asked=asked,
         keys=keys,
+        named=named,
         refused=conversion.refused,
     )
 
@@ -218,8 +235,8 @@ def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> l
 
 def _placed(
     columns: Mapping[str, pa.Array], dues: list[str], given: Sequence[Any], conversion: _Conversion
-) -> tuple[list[str], list[str], list[bytes]]:
-    """Due times, the same before windows moved them, and headers of rows placed by a calendar.
+) -> tuple[list[Any], ...]:
+    """For rows placed by a calendar: `dues`, `asked` and `named` of the messages, and headers.
 
     Equal rows are placed once.
     """
@@ -231,7 +248,7 @@ def _placed(
     )
 
     @cache
-    def placed(row: tuple[Any, ...]) -> tuple[str, str, bytes]:
+    def placed(row: tuple[Any, ...]) -> tuple[str, str, str, bytes]:
         due, at_local, tz, window, pairs = row
         if is_local:
             # A wall time is in the headers. Its instant depends on the machine's time zone data.
@@ -241,15 +258,15 @@ def _placed(
             asked = due
         options = {"at_local": at_local, "window": window, "headers": dict(pairs)}
         made = place(options, due, tz, now_ms)
-        return made.due, asked, encode_headers(made.headers)
+        local = LocalTime.of_headers(made.headers)
+        named = asked if local is None else str(local.due_ms)
+        return made.due, asked, named, encode_headers(made.headers)
 
     headers = (tuple(sorted(pairs or ())) for pairs in given or nothing)
     rows = list(zip(dues, *named, headers, strict=True))
-    refused = ("0", "0", b"0000")
+    refused = ("0", "0", "0", b"0000")
     found = conversion.each("at_local" if is_local else "window", placed, refused, rows)
-    made = zip(*found, strict=True) if found else ((), (), ())
-    due, asked, encoded = map(list, made)
-    return due, asked, encoded
+    return tuple(map(list, zip(*found, strict=True))) if found else ([], [], [], [])
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:

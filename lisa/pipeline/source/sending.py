@@ -48,6 +48,7 @@ class WriteOptions:
     permissive: do not fail because of refused rows.
     together: all equal rows are in one task, so that tasks need not report what they sent.
     has_local: whether rows have wall times, which managers follow.
+    due_in: only rows due after the first and until the second time, epoch ms; None for all.
     """
 
     server: Server
@@ -64,6 +65,7 @@ class WriteOptions:
     permissive: bool = False
     together: bool = False
     has_local: bool = False
+    due_in: tuple[int, int] | None = None
 
 
 class Sender:
@@ -230,6 +232,7 @@ class Sender:
         return len(refused.ids)
 
     def _refuse_all(self, topic: str, part: MessageColumns, error: LisaError) -> None:
+        self._result.is_full |= isinstance(error, TopicFull)
         for number, one in zip(part.numbers, part.ids, strict=True):
             self.refuse(topic, number, one, str(error))
 

@@ -262,9 +262,12 @@ class Task:
         return self._result
 
     def _send(self, rows: MessageColumns) -> None:
+        if self._options.due_in is not None:
+            rows = rows.due_in(*self._options.due_in)
         for row, reason in sorted(rows.refused.items()):
             topic = self._options.topic or rows.topics[row]
-            self._sender.refuse(topic, row, rows.ids[row] if rows.ids else None, reason)
+            own_id = rows.ids[row] if rows.ids else None
+            self._sender.refuse(topic, rows.numbers[row], own_id, reason)
         rows = rows.good()
         if self._identity is not None:
             rows = replace(rows, ids=self._identity.ids(rows))

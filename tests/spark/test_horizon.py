@@ -1,0 +1,257 @@
+"""`schedule` with `due_within`: rows are loaded when they fall due within a horizon."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+from pyspark.sql import DataFrame
+
+from lisa import Manager
+from lisa.cli.main import main
+from lisa.core.model.errors import ConfigError
+from lisa.core.store import presence
+from lisa.pipeline.jobs.schedule import Scheduled
+from tests.docs.test_pages import DEFAULT_URL, ROOT, blocks
+from tests.servers import JVM_PATIENCE, wait_until
+from tests.spark.jobs import KEYS, Jobs
+from tests.spark.test_schedule_cli import send
+
+HOUR_MS = 3_600_000
+DAY = timedelta(days=1)
+
+
+class Table:
+    """A source whose rows are due some hours from now, and the loader `nightly` of it."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.now_ms = jobs.store.drive(jobs.store.server_time_ms())
+        self.rows: dict[str, float | None] = {}
+
+    def frame(self) -> DataFrame:
+        rows = [(name, name, self.due(hours)) for name, hours in self.rows.items()]
+        return self.jobs.spark.createDataFrame(rows, "id string, body string, due long")
+
+    def due(self, hours: float | None) -> int | None:
+        return None if hours is None else self.now_ms + int(hours * HOUR_MS)
+
+    def load(self, **options: Any) -> Scheduled:
+        given = {"job": "nightly", "due_within": DAY}
+        return self.jobs.schedule(self.frame(), **given | options)
+
+    @property
+    def record(self) -> presence.LoaderRecord:
+        (found,) = self.jobs.store.drive(presence.loaders(self.jobs.store))
+        return found
+
+    def age(self, hours: float) -> None:
+        """Have the last run be longer ago."""
+        shift_ms = int(hours * HOUR_MS)
+        aged = replace(
+            self.record,
+            seen_ms=self.record.seen_ms - shift_ms,
+            floor_ms=self.record.floor_ms - shift_ms,
+        )
+        keys = self.jobs.store.keys
+        self.jobs.client.hset(keys.loaders, "nightly", msgspec.json.encode(aged))
+
+    def ids(self) -> set[str]:
+        return set(self.jobs.scores())
+
+
+@pytest.fixture
+def table(jobs: Jobs) -> Table:
+    return Table(jobs)
+
+
+def test_rows_are_loaded_once_when_they_are_within_the_horizon(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    table.rows = {"past": -0.1, "soon": 0.1, "day": 23.9, "later": 24.2, "never": None}
+    done = table.load()
+    assert (done.accepted, done.refused, table.ids()) == (2, 1, {"soon", "day"})
+    assert "first run of loader 'nightly'" in caplog.text
+    assert table.jobs.client.hget(KEYS.options, "dedupe_for") == str(25 * HOUR_MS).encode()
+    assert abs(table.record.seen_ms - table.now_ms) < HOUR_MS
+    assert done.due_until_ms == table.record.seen_ms + 24 * HOUR_MS
+    table.rows["new"] = 1.5
+    caplog.clear()
+    done = table.load(due_within=DAY + timedelta(hours=1))
+    assert (done.accepted, done.duplicate) == (2, 2)
+    assert table.ids() == {"soon", "day", "later", "new"}
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("away", "loaded", "lost"),
+    [
+        (0.1, {"-0.4"}, False),
+        (10, {"-0.4", "-6", "-10"}, False),
+        # Those due more than a day ago may have been loaded, handled and forgotten.
+        (28, {"-0.4", "-6", "-10", "-23"}, True),
+        (70, {"-0.4", "-6", "-10", "-23", "-40"}, True),
+    ],
+)
+def test_a_late_loader_sends_what_is_overdue(
+    table: Table, caplog: pytest.LogCaptureFixture, away: float, loaded: set[str], *, lost: bool
+) -> None:
+    table.load(since=datetime.fromtimestamp(table.now_ms / 1000 - 100 * 3600, UTC))
+    table.age(away)
+    table.rows = {name: float(name) for name in ("-0.4", "-6", "-10", "-23", "-40", "-60")}
+    table.load()
+    assert table.ids() == loaded
+    assert table.jobs.scores()["-0.4"] == table.due(-0.4)
+    assert ("send them with another job" in caplog.text) is lost
+
+
+def test_what_was_due_before_the_first_run_stays_out(table: Table) -> None:
+    table.rows = {"old": -0.2, "new": 0.2}
+    table.load()
+    table.load(since=datetime(2026, 1, 1, tzinfo=UTC))  # as in a crontab
+    assert table.ids() == {"new"}
+
+
+def test_a_run_that_found_no_room_is_no_success(table: Table) -> None:
+    table.rows = {"a": 0.1, "b": 0.2}
+    client = table.jobs.client
+    client.hset(KEYS.options, "capacity", "1")
+    assert table.load(patience=timedelta(milliseconds=1)).refused == 1
+    assert not client.exists(table.jobs.store.keys.loaders)
+    client.hset(KEYS.options, "capacity", "9")
+    assert table.load().accepted == 1
+    assert client.exists(table.jobs.store.keys.loaders)
+
+
+def test_every_form_of_a_due_time(jobs: Jobs) -> None:
+    """Those of a window are chosen by the time that the row names, not by the next opening."""
+    now_ms = jobs.store.drive(jobs.store.server_time_ms())
+    at = {
+        f"{hours}": datetime.fromtimestamp(now_ms / 1000 + 3600 * hours, UTC)
+        for hours in (-2, 2, 22, 26, 60)
+    }
+    tokyo = ZoneInfo("Asia/Tokyo")
+    forms = {
+        "timestamp": ("timestamp(at) AS due",),
+        "milliseconds": ("unix_millis(timestamp(at)) AS due",),
+        "seconds": ("unix_seconds(timestamp(at)) AS due",),
+        "window": ("timestamp(at) AS due", "'mon-sun 0-23:59' AS window"),
+        "local": ("wall AS at_local", "'Asia/Tokyo' AS tz"),
+        "spaced": ("concat(' ', wall) AS at_local", "'Asia/Tokyo' AS tz"),
+        "ntz": (
+            "cast(wall AS timestamp_ntz) AS at_local",
+            "'Asia/Tokyo' AS tz",
+            "'0-23:59' AS window",
+        ),
+    }
+    rows = [
+        (name, one.isoformat(), f"{one.astimezone(tokyo):%FT%T.%f}") for name, one in at.items()
+    ]
+    source = jobs.spark.createDataFrame(rows, "id string, at string, wall string")
+    for name, columns in forms.items():
+        jobs.client.flushall()
+        messages = source.selectExpr("id", "id AS body", *columns)
+        done = jobs.schedule(messages, job=name, due_within=DAY)
+        if name == "seconds":  # as milliseconds, of 1970
+            assert (done.accepted, done.refused) == (0, 5)
+        else:
+            assert (name, set(jobs.scores()), done.refused) == (name, {"2", "22"}, 0)
+
+
+def test_rows_that_a_column_cancels(jobs: Jobs) -> None:
+    """Whatever its type, as exports have it."""
+    texts = "\n".join(
+        f"{name},{text},in 2h,{name}"
+        for name, text in {
+            "1": "",
+            "2": "false",
+            "3": "0",
+            "4": "No",
+            "5": "2026-01-01",
+            "6": "True",
+        }.items()
+    )
+    content = "number,gone,due,other\n" + texts.replace("in 2h", utc(2))
+    given = ("--id", "number", "--job", "j", "--due-within", "1d", "--cancelled", "gone")
+    done = send(jobs, content, *given, "--json")
+    assert json.loads(done.stdout)["accepted"] == 4
+    assert set(jobs.scores()) == set("1234")
+    assert jobs.message("1").body == {"other": 1}
+    lines = [
+        {"number": n, "gone": gone, "due": utc(2)}
+        for n, gone in enumerate((None, False, 0, True, "x"))
+    ]
+    jobs.client.flushall()
+    send(jobs, "\n".join(map(json.dumps, lines)), *given, "--body", "*", name="rows.jsonl")
+    assert set(jobs.scores()) == set("012")
+    refused = send(jobs, content, *given[:-1], "lost", code=2)
+    assert "--cancelled: no column 'lost'" in refused.stderr
+
+
+def utc(hours: float) -> str:
+    return (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"job": None}, "needs a job name"),
+        ({"due_within": timedelta(0)}, "more than 0"),
+        ({"on_duplicate": "replace"}, "must be keep"),
+        ({"due_within": None, "since": datetime.now(UTC)}, "needs due_within"),
+        ({"since": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"cancelled": "gone"}, "no column 'gone'"),
+    ],
+)
+def test_options_that_a_loader_cannot_have(
+    table: Table, options: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        table.load(**options)
+
+
+def test_a_loader_has_due_times_and_one_topic(table: Table) -> None:
+    with pytest.raises(ConfigError, match="needs a column 'due' or 'at_local'"):
+        table.jobs.schedule(table.frame().drop("due"), job="j", due_within=DAY)
+    table.load()
+    with pytest.raises(ConfigError, match="loads orders: give another job name"):
+        table.load(topic="mails")
+
+
+def test_loaders_are_listed_and_forgotten(table: Table) -> None:
+    def loaders(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(main, ["loaders", "--redis", table.jobs.url, *words])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    table.load()
+    table.age(13)
+    assert re.search(r"nightly +late +orders +13h[ \d.ms]* ago +1d", loaders())
+    (found,) = json.loads(loaders("--json"))
+    assert (found["name"], found["horizon_ms"], found["late"]) == ("nightly", 24 * HOUR_MS, True)
+    assert "nightly is forgotten" in loaders("--forget", "nightly")
+    assert "no loader 'nightly'" in loaders("--forget", "nightly", code=1)
+    assert json.loads(loaders("--json")) == []
+
+
+def test_the_handler_of_the_page(table: Table) -> None:
+    """A schedule of Lisa repeats the loader."""
+    url, folder = table.jobs.url, table.jobs.folder / "reminders"
+    columns = ("id AS number", "body AS text", "timestamp_millis(due) AS send_at")
+    table.rows = {"soon": 1, "later": 25}
+    rows = table.frame().selectExpr(*columns, "CAST(null AS timestamp) AS cancelled_at")
+    rows.write.parquet(str(folder))
+    (program,) = blocks(ROOT / "docs/how-to/far-future.md", "python")
+    program = program.replace(DEFAULT_URL, url).replace('"reminders")\n', f'"{folder}")\n')
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(compile(program, "page", "exec"), page)  # noqa: S102
+    waiting = table.jobs.store.keys.topic("mails").waiting
+    with Manager(url), page["consumer"]:
+        table.jobs.producer.run_schedule("loads", "load")
+        wait_until(lambda: set(table.jobs.scores(waiting)) == {"soon"}, timeout=JVM_PATIENCE)
+        assert table.jobs.message("soon", "mails").body == "soon"
