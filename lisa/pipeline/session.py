@@ -168,8 +168,8 @@ def spark_session(
 
     from lisa.pipeline.source import register
 
-    is_running = SparkSession.getActiveSession() is not None
-    chosen, builder = dict(settings or {}), SparkSession.builder
+    is_running, builder = has_session(), SparkSession.builder
+    chosen = dict(settings or {}) if is_running else {"spark.app.name": app, **(settings or {})}
     master = None if is_running else chosen_master(master)
     if is_connect(master) and environment is not None:
         raise ConfigError("an environment for executors is chosen where Spark Connect is started")
@@ -178,15 +178,27 @@ def spark_session(
         if is_connect(master):
             builder = builder.remote(master)
         else:
-            chosen = settings_for(master, settings, environment)
+            chosen = settings_for(master, chosen, environment)
             builder = builder.master(master)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    spark = builder.appName(app).getOrCreate()
+    spark = builder.getOrCreate()
     if not is_running:
         check_executors(spark)
     register(spark)
     return spark
+
+
+def has_session() -> bool:
+    """Whether this process has a Spark session, which jobs use and leave as it is."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        SparkSession.active()  # on other threads, the default one
+    except PySparkRuntimeError:
+        return False
+    return True
 
 
 def _prepare(master: str) -> None:

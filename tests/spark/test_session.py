@@ -11,9 +11,11 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -29,9 +31,11 @@ from lisa.cli.pipeline import shared
 from lisa.cli.pipeline.shared import progress_lines
 from lisa.core.model.errors import ConfigError, ServerUnavailable
 from lisa.core.model.keys import Keys
-from lisa.pipeline import java
+from lisa.pipeline import java, register, search, spark_session
+from lisa.pipeline.jobs.search import Query
 from lisa.pipeline.session import WITHIN, check_executors, check_master, parallelism, settings_for
 from tests.servers import JVM_PATIENCE, ROOT, Processes, wait_until
+from tests.spark.jobs import TOPIC, Jobs
 from tests.spark.worlds import SMALL
 from tests.wheels import build, environment, install
 
@@ -143,6 +147,54 @@ def test_a_cluster_that_cannot_run_lisa_is_reported_at_once() -> None:
 
 def test_the_number_of_tasks_is_that_of_cores(spark: SparkSession) -> None:
     assert parallelism(spark) == 2
+
+
+JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+def all_settings(spark: SparkSession) -> dict[str, str | None]:
+    """The settings of a session, of Hadoop, and of the jobs that this thread starts."""
+    found: dict[str, str | None] = {row.key: row.value for row in spark.sql("SET").collect()}
+    context: Any = spark.sparkContext
+    entries = context._jsc.hadoopConfiguration().iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[f"hadoop {entry.getKey()}"] = entry.getValue()
+    for name in JOB_PROPERTIES:
+        found[f"local {name}"] = context.getLocalProperty(name)
+    return found
+
+
+def test_jobs_leave_the_settings_of_a_session_as_they_are(jobs: Jobs) -> None:
+    """Except the one that Spark requires to read with `format("lisa")`."""
+    spark, options = jobs.spark, {"url": jobs.url, "topic": TOPIC}
+    rows = spark.range(3).selectExpr("id", "'x' AS body", "60000 AS delay")
+    works: dict[str, Callable[[], object]] = {
+        "schedule": lambda: jobs.schedule(rows, progress=lambda *_: None),
+        "schedule without ids": lambda: jobs.schedule(rows.drop("id"), job="j"),
+        "save": rows.write.format("lisa").options(**options).mode("append").save,
+        "read": lambda: spark.read.format("lisa").options(**options).load().collect(),
+        "search": lambda: search(spark, Query(ids=("1",)), server=jobs.server).collect(),
+    }
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    spark.sparkContext.setJobGroup("mine", "my job")
+    try:
+        before = all_settings(spark)
+        register(spark)
+        needed = before | {"spark.sql.python.filterPushdown.enabled": "true"}
+        assert all_settings(spark) == needed
+        for name, work in works.items():
+            work()
+            assert all_settings(spark) == needed, name
+        # Also on another thread, this is the running session.
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(spark_session, app="x", master="local[1]").result() is spark
+        assert all_settings(spark) == needed
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        for name in JOB_PROPERTIES:
+            spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def test_settings_of_the_example_configurations_exist_in_spark() -> None:

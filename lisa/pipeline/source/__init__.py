@@ -11,9 +11,12 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the data source `lisa` with a Spark session. Idempotent."""
+    """Register the data source `lisa` with a Spark session. Idempotent.
+
+    Sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses to read with a
+    Python data source that implements pushFilters. No other setting of the session changes.
+    """
     from lisa.pipeline.source.source import LisaDataSource
 
-    # Spark requires this setting for a Python data source that implements pushFilters.
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(LisaDataSource)
