@@ -11,12 +11,14 @@ from lisa.admin import roles
 from lisa.admin.acl import every_command, refused, rights_of, rules
 from lisa.admin.roles import MOST_TOPICS, suspected_names
 from lisa.admin.topics import counts
+from lisa.core.model.clock import human
 from lisa.core.model.errors import ConfigError, LisaError, ServerUnavailable
 from lisa.core.redis.flow import Command, Flow
 from lisa.core.store.presence import (
     NO_HEARTBEATS,
     PROBE,
     first_refusal,
+    loaders,
     write_refusal,
     write_trials,
 )
@@ -85,7 +87,7 @@ def examine(store: Store) -> Flow[list[Check]]:
         _topics,
     ):
         checks.append((yield from check(store)))
-    return checks + (yield from _relays(store))
+    return checks + (yield from _relays(store)) + (yield from _loaders(store))
 
 
 def _worst(checks: Mapping[str, Sequence[Check]]) -> list[Check]:
@@ -256,3 +258,22 @@ def _relays(store: Store) -> Flow[list[Check]]:
         return [Check.warn("relays", said, "see `lisa relays`, and the relay's log")]
     alive = sum(relay.alive for relay in found)
     return [Check.ok("relays", f"{alive} alive")] if found else []
+
+
+def _loaders(store: Store) -> Flow[list[Check]]:
+    """Check for loaders without a success for half their horizon; nothing without loaders."""
+    try:
+        found = yield from loaders(store)
+    except ConfigError as error:
+        return [Check.warn("loaders", str(error), "grant the rights of this version's `lisa acl`")]
+    now_ms = yield from store.server_time_ms()
+    late = [
+        f"{one.name}: last success {human(now_ms - one.seen_ms)} ago, horizon "
+        f"{human(one.horizon_ms)}"
+        for one in found
+        if one.is_late(now_ms)
+    ]
+    if late:
+        cure = "see why the job fails; one that will not run again: lisa loaders --forget NAME"
+        return [Check.warn("loaders", "; ".join(late), cure)]
+    return [Check.ok("loaders", f"{len(found)} in time")] if found else []

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 from sqlalchemy import create_engine
 
 from lisa import Manager
 from lisa.core.metrics.families import FAMILIES, SECTIONS
 from lisa.core.model.keys import Keys
+from lisa.core.store.presence import LoaderRecord
 from lisa.embedded import EmbeddedServer
 from lisa.embedded.server import free_port
 from lisa.outbox import Outbox, Tables
@@ -68,6 +70,8 @@ def live(
                 send(gateway.client, topic, key="k")
             with connect(redis_url) as client:
                 client.hset(Keys().topic(topic).archived, "a", f"1-0 1 {now_ms}")
+                loader = LoaderRecord(name="l", seen_ms=now_ms, horizon_ms=1, floor_ms=now_ms)
+                client.hset(Keys().loaders, "l", msgspec.json.encode(loader))
             push = {"url": "https://hooks.example/", "group": "pushed"}
             gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)
             urls = {"manager": f"http://127.0.0.1:{manager.status_port}", "gateway": gateway.url}

@@ -207,6 +207,12 @@ _SERVER = (
         "lisa_topic_consumers_alive.",
     ),
     _gauge(
+        "lisa_loader_last_success_timestamp_seconds",
+        "When the last successful run of a job with --due-within began.",
+        ("loader",),
+    ),
+    _gauge("lisa_loader_horizon_seconds", "How far ahead that run loaded rows.", ("loader",)),
+    _gauge(
         "lisa_server_memory_used_bytes",
         "Memory that Redis uses; on a cluster, that of the fullest primary.",
     ),

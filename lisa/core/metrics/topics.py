@@ -285,10 +285,13 @@ def read(store: Store) -> Flow[Numbers]:
     infos = (yield from store.on_each_node("INFO", "memory")).values()
     # No number for a user who may not run INFO.
     _add_memory(numbers, [info for info in infos if not isinstance(info, LisaError)])
-    asked_managers = ("HGETALL", store.keys.managers)
-    replies = yield from store.commands_once([asked_managers, *presence.write_trials(store)])
-    (managers,) = _readable(store, replies[:1])
-    refusal = presence.first_refusal(replies[1:])
+    asked_roles = [("HGETALL", key) for key in (store.keys.managers, store.keys.loaders)]
+    replies = yield from store.commands_once([*asked_roles, *presence.write_trials(store)])
+    managers, loaders = _readable(store, replies[:2])
+    refusal = presence.first_refusal(replies[2:])
+    for one in presence.records_in(loaders or [], presence.LoaderRecord)[:NAMED_TOPICS]:
+        put(numbers, "lisa_loader_last_success_timestamp_seconds", one.seen_ms / 1000, one.name)
+        put(numbers, "lisa_loader_horizon_seconds", one.horizon_ms / 1000, one.name)
     put(numbers, "lisa_server_refuses_writes", float(refusal is not None))
     records = presence.records_in(managers or [], presence.ManagerPresence)
     put(numbers, "lisa_managers_alive", len(presence.alive(records, now_ms)))
