@@ -19,7 +19,7 @@ from lisa.core.store import presence
 from lisa.pipeline.jobs.schedule import Scheduled
 from tests.docs.test_pages import DEFAULT_URL, ROOT, blocks
 from tests.servers import JVM_PATIENCE, wait_until
-from tests.spark.jobs import KEYS, Jobs
+from tests.spark.jobs import KEYS, TOPIC, Jobs
 from tests.spark.test_schedule_cli import send
 
 HOUR_MS = 3_600_000
@@ -197,15 +197,67 @@ def utc(hours: float) -> str:
     return (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
 
 
+def test_messages_follow_their_rows(table: Table) -> None:
+    """As long as they wait; those that have moved on, or have no row, stay as they are."""
+    names = ("same", "sooner", "far", "past", "gone", "ready", "handled", "x", "deleted")
+    table.rows = dict.fromkeys(names, 1.0)
+    table.rows |= {"new": 30, "handled": -0.3, "ready": -0.2}
+    world = table.jobs.world()
+    table.jobs.producer.send(TOPIC, 1, id="other", at_ms=table.due(1) or 0)
+    table.load(since=datetime.fromtimestamp(table.now_ms / 1000 - 3600, UTC))
+    world.promote()
+    world.ack("lisa", world.take("lisa", 1))
+    table.rows |= {"sooner": 0.5, "far": 50, "past": -9, "new": 2, "x": None}
+    table.rows.pop("deleted")
+    table.rows |= {"ready": 3, "handled": 3}
+    gone = table.frame().selectExpr("*", "id = 'gone' OR id = 'ready' AS cancelled_at")
+    options = {"job": "nightly", "due_within": DAY, "cancelled": "cancelled_at"}
+    done = table.jobs.schedule(gone, **options)
+    assert (done.accepted, done.rescheduled, done.cancelled) == (1, 0, 0)
+    before = table.jobs.scores()
+    done = table.jobs.schedule(gone, **options, sync=True)
+    assert (done.rescheduled, done.cancelled) == (3, 1)
+    moved = {name: table.due(table.rows[name]) or 0 for name in ("sooner", "far", "past")}
+    before.pop("gone")
+    assert table.jobs.scores() == before | moved
+    done = table.jobs.schedule(gone, **options, sync=True)
+    assert (done.accepted, done.rescheduled, done.cancelled) == (0, 0, 0)
+
+
+def test_rows_with_keys_and_topics_are_followed(jobs: Jobs) -> None:
+    rows = [
+        ("a", "k", TOPIC, utc(1), ""),
+        ("a", None, "mails", utc(2), ""),
+        ("b", "k", TOPIC, utc(1), ""),
+    ]
+    content = "number,key,topic,due,gone\n"
+    given = ["--id", "number", "--key", "key", "--job", "j", "--due-within", "1d"]
+    given += ["--cancelled", "gone", "--sync", "--topic-column", "topic"]
+    source = jobs.folder / "rows.csv"
+
+    def run() -> str:
+        source.write_text(content + "".join(f"{','.join(c or '' for c in row)}\n" for row in rows))
+        words = (*given, "--body", "topic", "--redis", jobs.url)
+        return jobs.command("schedule", str(source), *words).output
+
+    run()
+    rows[1] = ("a", None, "mails", "4102444800000", "")
+    rows[2] = ("b", "k", TOPIC, utc(1), "yes")
+    assert "1 rescheduled, 1 cancelled" in run()
+    assert set(jobs.scores()) == {"k\x1fa"}
+    assert jobs.scores(jobs.store.keys.topic("mails").waiting) == {"a": 4102444800000}
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"job": None}, "needs a job name"),
         ({"due_within": timedelta(0)}, "more than 0"),
         ({"on_duplicate": "replace"}, "must be keep"),
-        ({"due_within": None, "since": datetime.now(UTC)}, "needs due_within"),
+        ({"due_within": None, "since": datetime.now(UTC)}, "need due_within"),
         ({"since": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
         ({"cancelled": "gone"}, "no column 'gone'"),
+        ({"due_within": None, "sync": True}, "need due_within"),
     ],
 )
 def test_options_that_a_loader_cannot_have(
@@ -218,6 +270,11 @@ def test_options_that_a_loader_cannot_have(
 def test_a_loader_has_due_times_and_one_topic(table: Table) -> None:
     with pytest.raises(ConfigError, match="needs a column 'due' or 'at_local'"):
         table.jobs.schedule(table.frame().drop("due"), job="j", due_within=DAY)
+    for column in ("window", "at_local"):
+        local = table.frame().selectExpr("*", f"'mon-fri' AS {column}")
+        local = local.drop("due") if column == "at_local" else local
+        with pytest.raises(ConfigError, match="neither 'at_local' nor 'window'"):
+            table.jobs.schedule(local, job="j", due_within=DAY, sync=True)
     table.load()
     with pytest.raises(ConfigError, match="loads orders: give another job name"):
         table.load(topic="mails")
@@ -231,6 +288,10 @@ def test_loaders_are_listed_and_forgotten(table: Table) -> None:
 
     table.load()
     table.age(13)
+    done = CliRunner().invoke(main, ["doctor", "--redis", table.jobs.url, "--json"])
+    (check,) = (one for one in json.loads(done.stdout)["checks"] if one["check"] == "loaders")
+    assert check["verdict"] == "warn"
+    assert re.fullmatch(r"nightly: last success 13h.* ago, horizon 1d", check["found"])
     assert re.search(r"nightly +late +orders +13h[ \d.ms]* ago +1d", loaders())
     (found,) = json.loads(loaders("--json"))
     assert (found["name"], found["horizon_ms"], found["late"]) == ("nightly", 24 * HOUR_MS, True)

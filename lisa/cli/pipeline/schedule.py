@@ -168,6 +168,12 @@ COLUMN_OPTIONS = (
     metavar="COL",
     help="Column that is set in rows not to be sent: neither empty, 0, no nor false.",
 )
+@click.option(
+    "--sync",
+    is_flag=True,
+    help="With --due-within and ids: cancel and reschedule waiting messages as their rows have "
+    "changed.",
+)
 @click.option("--report", metavar="FILE", help="File for the counts, as JSON.")
 @click.option("--refused", metavar="DIR", help="Directory for refused rows and their reasons.")
 @job_options
@@ -227,6 +233,8 @@ def _print_result(done: Scheduled, directory: str | None, *, as_json: bool) -> N
         for topic, counts in done.topics.items()
     ]
     print_table(["topic", *(f"{name} " for name in COUNTS)], rows)
+    if done.rescheduled or done.cancelled:
+        click.echo(f"{done.rescheduled} rescheduled, {done.cancelled} cancelled")
     for reason in done.reasons:
         click.echo(f"lisa: refused {reason}", err=True)
     if done.refused and directory:

@@ -8,8 +8,10 @@ sent twice. Redis remembers each loader's last successful run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -18,9 +20,14 @@ from pyspark.sql.types import StringType, TimestampType
 
 from lisa.core.model.clock import EPOCH, MAX_DUE_MS, OLDEST_DUE_MS, duration_ms, utc_text
 from lisa.core.model.errors import ConfigError
+from lisa.core.model.sharding import KEY_END
 from lisa.core.store.presence import LoaderRecord
+from lisa.core.store.store import chunks, grouped
+from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
+from lisa.pipeline.source import register
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from lisa.core.store.store import SyncStore
@@ -38,6 +45,9 @@ for `OVERLAP` and the time between two runs.
 
 ZONES = timedelta(hours=15)
 """No zone is further from UTC."""
+
+MOST_BROADCAST = 1_000_000
+"""Waiting messages of which each executor gets a copy, so that Spark need not sort the table."""
 
 _NOT_CANCELLED = ("", "0", "f", "false", "n", "no")
 
@@ -107,6 +117,10 @@ class Loader:
             dedupe_for=max(options.dedupe_for or least, least),
         )
 
+    def about(self) -> dict[str, int]:
+        """The times, for a report."""
+        return {"due_after_ms": self.after_ms, "due_until_ms": self.until_ms}
+
     def end(self, store: SyncStore) -> None:
         """Remember this run, which has succeeded."""
         record = msgspec.json.encode(self.record)
@@ -142,11 +156,12 @@ def check(
     *,
     job: str | None,
     on_duplicate: str,
+    sync: bool,
 ) -> None:
     """Raises ConfigError if rows cannot be loaded by their due times, or not repeatedly."""
     if due_within is None:
-        if since is not None:
-            raise ConfigError("since is for loaders: it needs due_within")
+        if since is not None or sync:
+            raise ConfigError("since and sync are for loaders: they need due_within")
         return
     if since is not None and since.tzinfo is None:
         raise ConfigError(f"since={since.isoformat()} has no time zone")
@@ -159,10 +174,80 @@ def check(
             "due_within needs a column 'due' or 'at_local': other rows are due whenever they are "
             "sent"
         )
+    if sync and ("id" not in df.columns or not {"at_local", "window"}.isdisjoint(df.columns)):
+        raise ConfigError(
+            "sync needs columns 'id' and 'due', and neither 'at_local' nor 'window': it compares "
+            "the due times of rows and messages"
+        )
     if on_duplicate != "keep":
         raise ConfigError(
             f"due_within loads rows again and again: on_duplicate must be keep, not {on_duplicate}"
         )
+
+
+def due_ms(df: DataFrame) -> Column:
+    """The due times of rows as they are sent: in milliseconds, rounded up."""
+    due = df["due"]
+    if isinstance(df.schema["due"].dataType, TimestampType):
+        micros = sf.unix_micros(due)
+        due = (micros + sf.pmod(-micros, sf.lit(1000))) / 1000
+    return due.cast("bigint")
+
+
+def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> dict[str, int]:
+    """Cancel and reschedule the waiting messages whose rows have changed; returns the counts.
+
+    Rows are joined with the messages that wait, so that other messages are never touched.
+    """
+    whole_id = df["id"].cast("string")
+    if "key" in df.columns:
+        keyed_id = sf.concat(df["key"].cast("string"), sf.lit(KEY_END), whole_id)
+        whole_id = sf.coalesce(keyed_id, whole_id)
+    gone = sf.lit(False) if cancelled is None else is_cancelled(df, cancelled)  # noqa: FBT003
+    topic = sf.lit(options.topic) if options.topic else df["topic"]
+    rows = df.select(
+        topic.alias("topic"), whole_id.alias("id"), due_ms(df).alias("due_ms"), gone.alias("gone")
+    )
+    register(df.sparkSession)
+    reader = df.sparkSession.read.format("lisa").options(**options.server.as_options())
+    reader = reader.option("state", "waiting").option("topic", options.topic or "")
+    waiting = reader.schema("topic string, id string, due timestamp").load()
+    if waiting.count() < MOST_BROADCAST:
+        waiting = sf.broadcast(waiting)
+    was_ms = sf.unix_millis("due").alias("was_ms")
+    moved = (sf.col("due_ms") != sf.col("was_ms")) & sf.col("due_ms").between(
+        OLDEST_DUE_MS, MAX_DUE_MS
+    )
+    changed = rows.join(waiting.select("topic", "id", was_ms), ["topic", "id"])
+    changed = changed.where(sf.col("gone") | moved)
+    done = changed.mapInArrow(partial(_change, options), "rescheduled long, cancelled long")
+    sums = done.agg(*(sf.sum(name).alias(name) for name in ("rescheduled", "cancelled"))).first()
+    return {} if sums is None else {name: count or 0 for name, count in sums.asDict().items()}
+
+
+def _change(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One of Spark's tasks: change messages, unless they have been handed out meanwhile."""
+    import pyarrow as pa
+
+    with options.server.open() as store:
+        for batch in batches:
+            rows = batch.to_pylist()
+            counts = [0, 0]
+            for topic, part in grouped((row["topic"], row) for row in rows).items():
+                store.drive(store.groups(topic))
+                gone = [row["id"] for row in part if row["gone"]]
+                # Only a message that still waits until the second time is moved.
+                items = [
+                    (row["id"], f"{row['due_ms']}@{row['was_ms']}")
+                    for row in part
+                    if not row["gone"]
+                ]
+                for some in chunks(items, store.batch_size(topic, Reschedule)):
+                    outcomes = store.call_by_id(Reschedule(topic, some))
+                    counts[0] += outcomes.count(Rescheduled.RESCHEDULED)
+                for ids in chunks(gone, store.batch_size(topic, Cancel)):
+                    counts[1] += store.call_by_id(Cancel(topic, ids)).count(Cancelled.CANCELLED)
+            yield pa.RecordBatch.from_pydict({"rescheduled": counts[:1], "cancelled": counts[1:]})
 
 
 def is_cancelled(df: DataFrame, name: str) -> Column:

@@ -19,7 +19,7 @@ from lisa.core.model.clock import duration_ms
 from lisa.core.model.errors import ConfigError
 from lisa.core.transitions.enqueue import OnDuplicate
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.jobs.horizon import Loader, check, is_cancelled
+from lisa.pipeline.jobs.horizon import Loader, check, due_ms, is_cancelled, reconcile
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import is_remote
@@ -55,7 +55,8 @@ class Scheduled:
     replaced_in_flight, updated: messages that replaced earlier ones, see `Producer.send_one`.
     refused: not sent; `reasons` has the first ten reasons, and `refused_files` the files with all
     refused rows. seconds: duration of the job. due_after_ms, due_until_ms: with `due_within`, only
-    rows due after the first and until the second time were sent, epoch ms.
+    rows due after the first and until the second time were sent, epoch ms. rescheduled, cancelled:
+    messages that followed a changed row, with `sync`.
     """
 
     job: str | None
@@ -71,6 +72,8 @@ class Scheduled:
     refused_files: tuple[str, ...]
     due_after_ms: int | None = None
     due_until_ms: int | None = None
+    rescheduled: int = 0
+    cancelled: int = 0
 
 
 def schedule(
@@ -91,6 +94,7 @@ def schedule(
     due_within: timedelta | None = None,
     since: datetime | None = None,
     cancelled: str | None = None,
+    sync: bool = False,
     progress: Progress | None = None,
 ) -> Scheduled:
     """Send each row of a DataFrame as a message. Idempotent, also after a failure.
@@ -122,6 +126,8 @@ def schedule(
     since: with `due_within`, the earliest due time of the loader's first run; by default now.
     cancelled: a further column. Rows for which it is true, or neither null, empty, 0, no nor false,
         are not sent.
+    sync: with `due_within` and a column `id`, afterwards change the messages that wait as their
+        rows have: cancel or reschedule them.
     progress: called from another thread with the numbers of finished and known tasks.
 
     Raises ConfigError for invalid columns or options, before any row is sent; ServerUnavailable if
@@ -131,7 +137,7 @@ def schedule(
         raise ConfigError(
             'schedule does not accept a stream; write a stream with df.writeStream.format("lisa")'
         )
-    check(df, due_within, since, job=job, on_duplicate=str(on_duplicate))
+    check(df, due_within, since, job=job, on_duplicate=str(on_duplicate), sync=sync)
     rows = df if cancelled is None else df.where(~is_cancelled(df, cancelled)).drop(cancelled)
     given = {
         **Server.of(url, prefix).as_options(),
@@ -166,9 +172,10 @@ def schedule(
         done = sent.observe(OBSERVED, *_totals()).select("result").collect()
     results = [pickle.loads(row.result) for row in done]  # noqa: S301  from our own tasks
     seconds = round(time.time() - began, 3)
-    about = (
-        {} if loader is None else {"due_after_ms": loader.after_ms, "due_until_ms": loader.until_ms}
-    )
+    about = {} if loader is None else loader.about()
+    if sync:
+        with unwrapped():
+            about |= reconcile(df, options, cancelled)
     document = finish(options, run, results, report, job=options.job, seconds=seconds, **about)
     if loader is not None and not any(result.is_full for result in results):
         with options.server.open() as store:
@@ -202,14 +209,14 @@ def _equal_rows_together(df: DataFrame) -> DataFrame:
 
     The partition key may use fewer columns than the row's identity, but never more.
     """
-    keys = [_partition_key(field.name, field.dataType) for field in df.schema.fields]
+    keys = [_partition_key(df, field.name, field.dataType) for field in df.schema.fields]
     columns = [column for column in keys if column is not None]
     return df.repartition(*columns) if columns else df
 
 
-def _partition_key(name: str, kind: DataType) -> Column | None:
+def _partition_key(df: DataFrame, name: str, kind: DataType) -> Column | None:
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
-    from pyspark.sql.types import MapType, StringType, TimestampType
+    from pyspark.sql.types import MapType, StringType
 
     column = F.col(name)
     if name == "body":
@@ -217,11 +224,8 @@ def _partition_key(name: str, kind: DataType) -> Column | None:
             return F.to_json(F.struct(column))
         return column
     if name == "due":
-        # Due times are sent in milliseconds, rounded up; times before the epoch are equal.
-        if isinstance(kind, TimestampType):
-            micros = F.unix_micros(column)
-            column = (micros + F.pmod(-micros, F.lit(1000))) / 1000
-        return F.greatest(column.cast("bigint"), F.lit(0).cast("bigint"))
+        # Times before the epoch are equal.
+        return F.greatest(due_ms(df), F.lit(0).cast("bigint"))
     if name == "topic" and isinstance(kind, StringType):
         return column
     return None
