@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ from lisa.pipeline.paths import without_password
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark import StorageLevel
+    from pyspark.sql import DataFrame, SparkSession
 
 _JAVA_OPTIONS = (
     f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
@@ -46,8 +48,6 @@ LOCAL_SETTINGS = {
     **SETTINGS,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Jobs on one machine are usually small; Spark's default of 200 partitions would slow them.
-    "spark.sql.shuffle.partitions": "8",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Djava.net.preferIPv4Stack=true "
     f"{_JAVA_OPTIONS}",
 }
@@ -66,6 +66,8 @@ STANDALONE, OTHER = timedelta(seconds=20), timedelta(minutes=2)
 CONNECT_S = 5.0
 
 _TAG = "lisa-executors"
+
+_CHANGING = threading.RLock()
 
 _HOW_TO_SHIP = (
     "give them this Python environment with --environment, or install it at the same path on "
@@ -131,6 +133,37 @@ NEEDS_JVM = (
     "archives cannot be used over Spark Connect: they are reached through the JVM of a session in "
     "this process. Give another --master, such as local[*]"
 )
+
+
+@contextmanager
+def changed(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session for the calls of this block.
+
+    Only for calls that read them at once: Spark plans a DataFrame when its rows are needed.
+    """
+    with _CHANGING:
+        before = {name: spark.conf.get(name, None) for name in settings}
+        try:
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+            yield
+        finally:
+            for name, earlier in before.items():
+                if earlier is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, earlier)
+
+
+def persisted(rows: DataFrame, level: StorageLevel | None = None) -> DataFrame:
+    """Persist rows: they are computed once. `unpersist` them.
+
+    Spark fits the number of tasks of a shuffle to its bytes, but of persisted rows only with
+    this setting: a fold of a few events would have 200 tasks for each shuffle.
+    """
+    fitting = {"spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true"}
+    with changed(rows.sparkSession, fitting):
+        return rows.persist() if level is None else rows.persist(level)
 
 
 def parallelism(spark: SparkSession) -> int:

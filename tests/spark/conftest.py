@@ -39,6 +39,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def unchanged_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No job leaves a setting of the caller's session changed."""
+    session = request.getfixturevalue("spark") if "spark" in request.fixturenames else None
+    before = session and session.conf.getAll
+    yield
+    assert before == (session and session.conf.getAll)
+
+
 @pytest.fixture
 def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs commands on the suite's session, which they do not stop."""

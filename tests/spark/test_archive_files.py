@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -37,6 +38,7 @@ from lisa.pipeline.archive.reading import RANDOM_BITS, new_number
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
 from lisa.pipeline.archive.table import ArchiveTable
 from lisa.pipeline.jobs.archive import check_checkpoint
+from lisa.pipeline.session import changed
 from tests.servers import least
 from tests.spark.jobs import Jobs
 from tests.spark.stories import (
@@ -460,6 +462,70 @@ def test_a_checkpoint_that_is_ahead(spark: SparkSession, tmp_path: Path) -> None
         planned(1, **begun | more)
         with pytest.raises(ConfigError, match="ahead of the archive"):
             check_({})
+
+
+def test_a_small_fold_of_shards_has_few_tasks(jobs: Jobs) -> None:
+    """Spark plans 200 tasks for each shuffle."""
+    writer, tracker = jobs.writer(), jobs.spark.sparkContext.statusTracker()
+    writer.write(jobs.frame([at(1000, 1, **FIRST), at(5000, 1, **SECOND)]), 0, "q")
+    before = set(tracker.getJobIdsForGroup())
+    usual = {"spark.sql.adaptive.enabled": "true", "spark.sql.shuffle.partitions": "200"}
+    with changed(jobs.spark, usual):
+        writer.fold()
+    ran = [tracker.getJobInfo(job) for job in {*tracker.getJobIdsForGroup()} - before]
+    stages = [tracker.getStageInfo(stage) for job in ran if job for stage in job.stageIds]
+    assert 0 < sum(stage.numTasks for stage in stages if stage and stage.numCompletedTasks) < 20
+
+
+def test_damaged_archives_are_refused(jobs: Jobs) -> None:
+    """Each with the name of the file; no older state and no part of the rows is read instead."""
+
+    def read() -> None:
+        archive = jobs.opened()
+        archive.log()
+        archive.messages()
+
+    journal, root = Stories("orders"), Path(jobs.where)
+    first, second = journal.extend(20), journal.extend(20)
+    writer = jobs.writer()
+    writer.write(jobs.frame(first), 0, "q")
+    writer.fold()
+    DeltaTable(root / "message_log").create_checkpoint()
+    writer.write(jobs.frame(second), 1, "q")
+    [live] = (root / "_lisa" / "live").glob("*/*.parquet")
+    log, data = root / "message_log" / "_delta_log", DeltaTable(root / "message_log").file_uris()
+    last, checkpoint = log / f"{2:020}.json", log / f"{1:020}.checkpoint.parquet"
+    begun = last.read_bytes().splitlines(keepends=True)
+    state = root / "_lisa" / "state" / f"{writer.tables.state.number}.json"
+    cures = {last: "delete it, and", checkpoint: "delete it and _last_checkpoint", live.parent: ""}
+    for path, left in (
+        *((last, cut) for cut in (b"", begun[0], b"".join(begun)[:-20])),
+        *((checkpoint, cut) for cut in (b"", checkpoint.read_bytes()[:500])),
+        *((path, b"") for path in (state, Path(data[0]), live)),
+        *((path, None) for path in (state, Path(data[0]), live)),
+    ):
+        whole = path.read_bytes()
+        path.unlink()
+        if left is not None:
+            path.write_bytes(left)
+        named = path.parent if path == live or (path == state and left is None) else path
+        with pytest.raises(LisaError, match=f"{named}.*{cures.get(path, 'restore')}") as refused:
+            read()
+        assert "\n" not in str(refused.value)
+        if path not in (Path(data[0]), live):
+            with pytest.raises(LisaError, match=str(named)):
+                jobs.writer()
+        path.write_bytes(whole)
+    jobs.check(first + second)
+    last.write_bytes(b"")  # the crash of a computer
+    last.unlink()
+    jobs.check(first)
+    assert jobs.writer().write(jobs.frame(second), 1, "q")[0] == len(second)
+    jobs.check(first + second)
+    shutil.rmtree(log)
+    for tried in (jobs.opened, jobs.writer):
+        with pytest.raises(LisaError, match="message_log has files but no _delta_log"):
+            tried()
 
 
 def test_missing_archives_and_names(spark: SparkSession, tmp_path: Path) -> None:

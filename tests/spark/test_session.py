@@ -107,7 +107,6 @@ def test_settings_of_local_masters_and_of_clusters() -> None:
     assert settings_for("local[2]")["spark.driver.host"] == "127.0.0.1"
     for master in ("spark://a:7077", "yarn", "k8s://https://a:6443"):
         assert not {"spark.driver.host", "spark.driver.bindAddress"} & settings_for(master).keys()
-        assert "spark.sql.shuffle.partitions" not in settings_for(master)
     made = settings_for("yarn", {"spark.archives": "a.zip"}, "env.tar.gz")
     assert made["spark.archives"] == "a.zip,env.tar.gz#environment"
     assert made["spark.sql.execution.pyspark.python"] == "./environment/bin/python"

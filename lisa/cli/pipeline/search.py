@@ -140,8 +140,10 @@ def _written(found: DataFrame, out: str, form: str) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as sf
 
+    from lisa.pipeline.session import persisted
+
     kept = found.drop("body_json")
-    shown = kept.cache()
+    shown = persisted(kept)
     writer = kept.write
     if form == "csv":
         texts = {name: sf.to_json(name) for name in ("groups", "headers")}

@@ -145,11 +145,19 @@ class _Table:
     def __init__(self, archive: str) -> None:
         with requires("archive"):
             from deltalake import DeltaTable, QueryBuilder
-            from deltalake.exceptions import TableNotFoundError
+            from deltalake.exceptions import DeltaError, TableNotFoundError
         try:
             table = DeltaTable(f"{archive}/messages", storage_options=_store_options(archive))
         except TableNotFoundError:
             raise ConfigError(f"there is no archive in {archive}") from None
+        except DeltaError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"the archive {archive} cannot be read: {reason}") from None
+        if not table.history(1):  # delta-rs ignores a commit without content
+            raise ConfigError(
+                f"the archive {archive} cannot be read: the last commit in messages/_delta_log is "
+                "empty; `lisa pipeline archive` says what to do"
+            )
         self._files = table.get_add_actions(flatten=True)
         self._sql = QueryBuilder().register("messages", table)
         self.written_ms = max(self._files.column("modification_time").to_pylist(), default=0)

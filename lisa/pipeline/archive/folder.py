@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.session import jvm_of
 
@@ -126,6 +127,21 @@ class Folder:
         if not self._texts.rename(self._path(path), target):
             raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
         self.sync(to.rpartition("/")[0])
+
+    def check(self, files: Iterable[Stored]) -> None:
+        """Raises LisaError if a file on a local disk is missing, or has another size.
+
+        Spark reads an empty file as one without rows. Other file systems show complete files only.
+        """
+        for file in files if self._is_local else ():
+            whole = self.url(file.path).removeprefix("file:")
+            size = os.stat(whole).st_size if os.path.exists(whole) else None  # noqa: PTH110, PTH116
+            if size != file.size:
+                found = "is missing" if size is None else f"has {size:,} bytes"
+                raise LisaError(
+                    f"{whole} {found}; the archive wrote {file.size:,} bytes: restore the file "
+                    "from a copy of the archive"
+                )
 
     def sync(self, path: str) -> None:
         """Flush a file or directory to disk (fsync); does nothing on other file systems."""

@@ -51,6 +51,7 @@ from lisa.pipeline.archive.database import (
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.schemas import LOG_SCHEMA
+from lisa.pipeline.session import persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +107,7 @@ class JdbcWriter:
         if self._is_first:
             # If the checkpoint was lost, Spark may repeat archived events.
             events = events.where(is_new(self._offsets))
-        rows = with_log_columns(events).select(*LOG_SCHEMA.names).persist()
+        rows = persisted(with_log_columns(events).select(*LOG_SCHEMA.names))
         try:
             found = summarize(rows)
             self._is_first = False

@@ -79,6 +79,12 @@ class DeltaTables:
         """Events of messages that were live at the last fold: EVENT_SCHEMA."""
         if not self.fold.live_events:
             return self.spark.createDataFrame([], EVENT_SCHEMA)
+        found = sum(file.size for file in self.folder.files(self.fold.live))
+        if found != self.fold.live_bytes > 0:
+            raise LisaError(
+                f"{self.folder.url(self.fold.live)} has {found:,} bytes; the archive wrote "
+                f"{self.fold.live_bytes:,}: restore this directory from a copy of the archive"
+            )
         reader = self.spark.read.schema(EVENT_SCHEMA)
         return reader.parquet(literal(self.folder.url(self.fold.live)))
 
@@ -152,7 +158,8 @@ class FoldState(msgspec.Struct, frozen=True):
     """The state of `messages`.
 
     log: number of the state of `message_log` that was folded; offsets: its offsets.
-    live: directory with the events of messages that had not ended; `live_events` is their number.
+    live: directory with the events of messages that had not ended; `live_events` is their number,
+        `live_bytes` the size of the files.
     seconds: how long the fold took.
     """
 
@@ -161,6 +168,7 @@ class FoldState(msgspec.Struct, frozen=True):
     offsets: dict[str, tuple[str, int]] = {}
     live: str = ""
     live_events: int = 0
+    live_bytes: int = 0
     seconds: float = 0.0
 
 
@@ -214,7 +222,10 @@ def load_states(
         # copy: then events of any time may be new to the fold.
         found = msgspec.structs.replace(found, unfolded_from_ms=0)
     if fold is None or found is None:
-        raise LisaError(f"{folder.url(HIDDEN)}/state lacks the document of the last commit")
+        raise LisaError(
+            f"{folder.url(HIDDEN)}/state lacks the document of the last commit: restore this "
+            "directory from a copy of the archive"
+        )
     return found, fold
 
 
@@ -223,7 +234,13 @@ def _load(folder: Folder, table: ArchiveTable, kind: type[_State]) -> _State | N
     if not number:
         return kind()
     text = folder.read(path(number))
-    return None if text is None else msgspec.json.decode(text, type=kind)
+    try:
+        return None if text is None else msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise LisaError(
+            f"{folder.url(path(number))} is damaged ({error}): restore it from a copy of the "
+            "archive"
+        ) from None
 
 
 def sweep(folder: Folder, used: Collection[str], keep_s: float) -> None:

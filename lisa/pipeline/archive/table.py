@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from deltalake import (
@@ -29,7 +30,7 @@ from deltalake import (
     Transaction,
     WriterProperties,
 )
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import Observation
@@ -38,16 +39,20 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lisa.core.model.clock import utc_text
-from lisa.core.model.errors import ConfigError
+from lisa.core.model.errors import ConfigError, LisaError
+from lisa.pipeline.archive.folder import Stored
 from lisa.pipeline.paths import literal
+from lisa.pipeline.session import changed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lisa.pipeline.archive.folder import Folder, Stored
+    from lisa.pipeline.archive.folder import Folder
 
 STATE = "lisa.state"
 """Name of the application transaction that changes with every commit of Lisa."""
+
+LOG_FOLDER = "_delta_log"
 
 DAY = "day"
 FULL_BYTES = 128 * 1024 * 1024
@@ -73,6 +78,8 @@ NO_DAY = "__HIVE_DEFAULT_PARTITION__"
 
 _OPTIONS = {
     "compression": COMPRESSION,
+    # INT96, the default, has no statistics: a search by time would read every file.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "parquet.bloom.filter.enabled#id": "true",
     # Otherwise each file, however small, has a filter of a megabyte.
     "parquet.bloom.filter.adaptive.enabled": "true",
@@ -100,14 +107,78 @@ class ArchiveTable:
         return self._delta
 
     def refresh(self) -> None:
-        """Read the current version."""
+        """Read the current version.
+
+        Raises LisaError if the table is opened, and its log is damaged.
+        """
         if self._delta is not None:
             self._delta.update_incremental()
             return
         try:
             self._delta = DeltaTable(self._uri, storage_options=self._options)
         except TableNotFoundError:
-            self._delta = None
+            if any(name.startswith(f"{DAY}=") for name in self._folder.names(self.name)):
+                raise LisaError(
+                    f"{self._folder.url(self.name)} has files but no {LOG_FOLDER} that lists them: "
+                    "restore that directory from a copy, or begin an archive in another place"
+                ) from None
+            return
+        except DeltaError:
+            self._refuse_damage()
+            raise
+        if self._lacks_commits():
+            self._refuse_damage()
+
+    def _lacks_commits(self) -> bool:
+        """Whether a commit since the last checkpoint may be empty or cut off.
+
+        delta-rs ignores an empty file, and actions that a file lacks.
+        """
+        try:
+            hint = self._folder.read(f"{self.name}/{LOG_FOLDER}/_last_checkpoint")
+            since = int(json.loads(hint or "{}").get("version", -1))
+        except ValueError:
+            since = -1
+        wanted = self.delta.version() - since
+        commits = self.delta.history(max(1, wanted))
+        numbers = [commit[STATE] for commit in commits if STATE in commit]
+        is_cut = bool(numbers) and int(numbers[0]) != self.transaction(STATE)
+        return not commits or len(commits) < wanted or is_cut
+
+    def _refuse_damage(self) -> None:
+        """Raises LisaError if a file of the log is empty or cut off, from the newest on."""
+        log = f"{self.name}/{LOG_FOLDER}"
+        names = [name for name in self._folder.names(log) if name[:1].isdigit()]
+        for name in reversed(names):
+            kind = name.partition(".")[2]
+            if kind == "json" and not _is_whole(self._folder.read(f"{log}/{name}") or ""):
+                is_last = all(other <= name or "checkpoint" in other for other in names)
+                cure = "restore it from a copy"
+                if is_last:
+                    cure = (
+                        "delete it, and `lisa pipeline archive` continues after the commit before "
+                        "it, from the journal"
+                    )
+            elif kind == "checkpoint.parquet":
+                if self._is_parquet(f"{log}/{name}"):
+                    return
+                cure = (
+                    "delete it and _last_checkpoint if the commits before it are still there; "
+                    "otherwise restore it from a copy"
+                )
+            else:
+                continue
+            raise LisaError(
+                f"{self._folder.url(log)}/{name} is empty or cut off, as after a crash or a full "
+                f"disk: {cure}"
+            )
+
+    def _is_parquet(self, path: str) -> bool:
+        try:
+            footer(self._folder, path)
+        except (OSError, pa.ArrowInvalid):
+            return False
+        return True
 
     def adapt(self) -> None:
         """Create the table, or add the columns that it lacks."""
@@ -150,22 +221,28 @@ class ArchiveTable:
         """The rows of all files.
 
         dated: only of files with a day, or only of those without. only: only of these files.
+
+        Raises LisaError if a file on a local disk is missing or cut off.
         """
-        paths = [
-            self._folder.url(f"{self.name}/{file['path']}")
+        files = [
+            Stored(f"{self.name}/{file['path']}", file["size_bytes"])
             for file in self.files()
             if (dated is None or (file[DAY] is not None) == dated)
             and (only is None or file["path"] in only)
         ]
+        self._folder.check(files)
+        paths = [self._folder.url(file.path) for file in files]
         if not paths:
             return self._spark.createDataFrame([], self.schema)
         # By default Spark lists more than 32 files with a job that has a task for each file.
         local = self._folder.where.startswith("file:")
         listing = "spark.sql.sources.parallelPartitionDiscovery"
-        self._spark.conf.set(f"{listing}.threshold", "100000" if local else "32")
-        self._spark.conf.set(f"{listing}.parallelism", "64")
+        settings = {f"{listing}.parallelism": "64"}
+        settings |= {f"{listing}.threshold": "100000"} if local else {}
         reader = self._spark.read.schema(self.schema)
-        return reader.option("basePath", self._folder.url(self.name)).parquet(*map(literal, paths))
+        reader = reader.option("basePath", self._folder.url(self.name))
+        with changed(self._spark, settings):
+            return reader.parquet(*map(literal, paths))
 
     def commit(
         self,
@@ -199,6 +276,7 @@ class ArchiveTable:
                     [DAY],
                     commit_properties=CommitProperties(
                         max_commit_retries=0,
+                        custom_metadata={STATE: str(transactions[STATE])},
                         app_transactions=[Transaction(*item) for item in transactions.items()],
                     ),
                 )
@@ -213,8 +291,12 @@ class ArchiveTable:
             else:
                 break  # otherwise another program has compacted the table, for example
         self.refresh()
-        self._folder.sync(f"{self.name}/_delta_log/{self.delta.version():020}.json")
-        self._folder.sync(f"{self.name}/_delta_log")
+        self._sync_commit()
+
+    def _sync_commit(self) -> None:
+        log = f"{self.name}/{LOG_FOLDER}"
+        self._folder.sync(f"{log}/{self.delta.version():020}.json")
+        self._folder.sync(log)
 
     def compact(self, today: str, *, everything: bool = False) -> int:
         """Merge small files of the same day; returns the number of merged files.
@@ -226,7 +308,7 @@ class ArchiveTable:
             for file in self.files()
             if file[DAY] is not None and file["size_bytes"] < FULL_BYTES // 2
         )
-        merged = 0
+        merged, before = 0, {file["path"] for file in self.files()}
         for day, count in sorted(small.items()):
             if count >= (2 if everything or day < today else MANY):
                 done = self.delta.optimize.compact(
@@ -236,6 +318,10 @@ class ArchiveTable:
                 )
                 merged += int(done["numFilesRemoved"])
         self.refresh()
+        if merged:
+            for path in {file["path"] for file in self.files()} - before:
+                self._folder.sync(f"{self.name}/{path}")
+            self._sync_commit()
         return merged
 
     def forget(self) -> None:
@@ -246,7 +332,7 @@ class ArchiveTable:
         """
         self.vacuum(timedelta(0))
         self.delta.create_checkpoint()
-        log, last = f"{self.name}/_delta_log", self.delta.version()
+        log, last = f"{self.name}/{LOG_FOLDER}", self.delta.version()
         for name in self._folder.names(log):
             version, _, kind = name.partition(".")
             if not version.isdigit() or int(version) >= last:
@@ -274,6 +360,17 @@ def another_writer(where: str) -> str:
         "`lisa pipeline retain` and `erase` need `lisa pipeline archive` stopped. Run "
         "this again when the other process has ended"
     )
+
+
+def _is_whole(commit: str) -> bool:
+    """Whether the text of a commit has all of its actions; Lisa's names its number at both ends."""
+    try:
+        actions = [json.loads(line) for line in commit.splitlines()]
+    except ValueError:
+        return False
+    number = actions[0].get("commitInfo", {}).get(STATE) if actions else None
+    ends = [str(action["txn"]["version"]) for action in actions if "txn" in action]
+    return bool(actions) and (number is None or number in ends)
 
 
 def _without_statistics(commit: str) -> str:
@@ -357,11 +454,14 @@ def place_files(
 
 
 def _staged(folder: Folder, one: Stored) -> StagedFile:
+    return StagedFile(one.path, one.size, _statistics(footer(folder, one.path)))
+
+
+def footer(folder: Folder, path: str) -> pq.FileMetaData:
     """Read a file's footer in the driver itself and not in an executor."""
-    directory, _, name = one.path.rpartition("/")
+    directory, _, name = path.rpartition("/")
     handler = DeltaStorageHandler(*folder.delta_address(directory))
-    footer = pq.read_metadata(name, filesystem=pa_fs.PyFileSystem(handler))
-    return StagedFile(one.path, one.size, _statistics(footer))
+    return pq.read_metadata(name, filesystem=pa_fs.PyFileSystem(handler))
 
 
 def _statistics(footer: pq.FileMetaData) -> dict[str, Any]:

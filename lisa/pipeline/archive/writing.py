@@ -50,6 +50,7 @@ from lisa.pipeline.archive.table import (
     write_files,
 )
 from lisa.pipeline.paths import literal
+from lisa.pipeline.session import persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +91,6 @@ class FileWriter:
         self._keep, self._topics = keep, topics
         self._following: str | None = None
         self._swept = 0.0
-        # INT96 timestamps have no statistics: a search by time would read every file.
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         self.tables = DeltaTables(spark, self._folder)
         """The tables as of the last commit."""
         self.tables.log.adapt()
@@ -219,6 +218,7 @@ class FileWriter:
             offsets=tables.state.offsets,
             live=folder,
             live_events=sum(file.rows for file in live),
+            live_bytes=sum(file.size for file in live),
             seconds=time.monotonic() - began,
         )
         save(self._folder, fold)
@@ -285,7 +285,7 @@ class FileWriter:
         events are the folded ones without the deleted ones, and the offsets are unchanged.
         """
         tables = self.tables
-        doomed = doomed.persist(StorageLevel.DISK_ONLY)
+        doomed = persisted(doomed, StorageLevel.DISK_ONLY)
         try:
             number = new_number()
             files, olds, events = self._rewritten(tables.log, doomed, number)
@@ -317,7 +317,10 @@ class FileWriter:
             folder = live_folder(number)
             written = write_live(tables, kept, folder)
             fold = msgspec.structs.replace(
-                fold, live=folder, live_events=sum(file.rows for file in written)
+                fold,
+                live=folder,
+                live_events=sum(file.rows for file in written),
+                live_bytes=sum(file.size for file in written),
             )
         save(self._folder, fold)
         tables.messages.commit(files, {STATE: number}, remove=olds)
@@ -388,11 +391,11 @@ def _of_shards(
     tables: DeltaTables, staging: str, live: str
 ) -> tuple[list[StagedFile], list[StagedFile]]:
     """The same; events of a settled life may still be needed, because its journals are several."""
-    tagged = with_gone(lives(tables.unsettled())).persist(StorageLevel.DISK_ONLY)
+    tagged = persisted(with_gone(lives(tables.unsettled())), StorageLevel.DISK_ONLY)
     try:
         messages = _write_messages(tables, fold_lives(tagged, "gone"), staging)
-        kept = tagged.where("not gone").drop("gone")
-        return messages, write_live(tables, kept, live)
+        unended = tagged.where("not gone").drop("gone")
+        return messages, write_live(tables, unended, live)
     finally:
         tagged.unpersist()
 

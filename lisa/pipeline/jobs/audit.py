@@ -28,6 +28,7 @@ from lisa.pipeline.jobs.message_history import (
 )
 from lisa.pipeline.jobs.windows import JobScope, Window, gap_windows
 from lisa.pipeline.server import Server, check_layout
+from lisa.pipeline.session import persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,11 +147,11 @@ def audit(
         settled = rows.where(~sf.col("standing").isin("open", "missing"))
         lost = rows.where(sf.col("standing") == "missing")
         asked = still_open.mapInArrow(judging_by_server(server, late_ms), FOUND_SCHEMA)
-        asked = asked.unionByName(lost).cache()
+        asked = persisted(asked.unionByName(lost))
         found = correct(spark, reopen, server, asked, stage)
         behind = _gaps_behind(reopen, server, archive, scope)
     stage("counting")
-    everything = settled.unionByName(found).cache()
+    everything = persisted(settled.unionByName(found))
     result = _counted(everything, folder)
     everything.unpersist()
     asked.unpersist()

@@ -31,6 +31,7 @@ from lisa.pipeline.archive.reading import day_of
 from lisa.pipeline.archive.schemas import GAP_STATE
 from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.jobs.windows import JobScope, gap_windows
+from lisa.pipeline.session import persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -536,7 +537,7 @@ def _log_in(log: DataFrame, asked: JobScope) -> DataFrame:
 
 
 def _cached(cells: DataFrame, kept: ExitStack) -> DataFrame:
-    kept.callback(cells.persist().unpersist)
+    kept.callback(persisted(cells).unpersist)
     return cells
 
 
