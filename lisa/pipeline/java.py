@@ -7,10 +7,12 @@ import hashlib
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +62,25 @@ def use_java() -> None:
     os.environ["JAVA_HOME"] = str(_wrapped(find_java()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def start_error(settings: Mapping[str, str]) -> str:
+    """Why Java does not start with the settings of a Spark session, in one line."""
+    memory = settings.get("spark.driver.memory", "")
+    options = shlex.split(settings.get("spark.driver.extraJavaOptions", ""))
+    command = [str(Path(os.environ["JAVA_HOME"], "bin", "java")), f"-Xmx{memory}", *options]
+    try:
+        done = subprocess.run(
+            [*command, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}. {HOW_TO_GET_IT}"
+    said = (done.stdout + done.stderr).splitlines() if done.returncode else []
+    reasons = [line for line in said if line.strip() and not line.startswith("Error")] + said
+    return (
+        f"{reasons[0].rstrip('.') if reasons else 'its message is above'}: check the settings "
+        "spark.driver.memory and spark.driver.extraJavaOptions"
+    )
 
 
 def _version(java: Path) -> int:

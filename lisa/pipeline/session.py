@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from lisa import __version__
 from lisa.core.model.clock import duration_ms, human, parse_duration
 from lisa.core.model.errors import ConfigError, ServerUnavailable
-from lisa.pipeline.errors import one_line
-from lisa.pipeline.java import use_java
+from lisa.pipeline.errors import HOW_TO_SHIP, cause_of, one_line, unwrapped
+from lisa.pipeline.java import start_error, use_java
 from lisa.pipeline.paths import without_password
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ _TAG = "lisa-executors"
 
 _CHANGING = threading.RLock()
 
-_HOW_TO_SHIP = (
-    "give them this Python environment with --environment, or install it at the same path on "
-    "all machines and name it with PYSPARK_PYTHON (how-to/pipeline-cluster.md)"
+_HOW_TO_START = (
+    "start the server with a PYSPARK_PYTHON of the same version, which has this version of Lisa "
+    "(how-to/pipeline-cluster.md)"
 )
 
 
@@ -178,6 +178,7 @@ def parallelism(spark: SparkSession) -> int:
     return max(2, 1 if row is None else int(row[0]) + 1)
 
 
+@unwrapped()
 def spark_session(
     *,
     app: str = "lisa",
@@ -193,10 +194,11 @@ def spark_session(
     master: see `chosen_master`; sc://HOST:PORT is a server of Spark Connect, which runs with
         settings of its own. environment: see `settings_for`.
 
-    Raises ConfigError if Java is missing, or if executors of a cluster cannot run Lisa;
-    ServerUnavailable if a cluster's master does not answer, or grants no executor (see
-    `lisa.pipeline.session`).
+    Raises ConfigError if Java is missing or does not start, or if executors of a cluster cannot run
+    Lisa; ServerUnavailable if a cluster's master does not answer, or grants no executor (see
+    `lisa.pipeline.session`); LisaError if Spark does not start.
     """
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     from lisa.pipeline.source import register
@@ -215,7 +217,12 @@ def spark_session(
             builder = builder.master(master)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise ConfigError(f"Java does not start: {start_error(chosen)}") from error
     if not is_running:
         check_executors(spark)
     register(spark)
@@ -281,9 +288,9 @@ def check_executors(spark: SparkSession) -> None:
     Raises ServerUnavailable if the cluster grants no executor in time, and ConfigError if the
     executor's Python cannot run Lisa or has another version of it.
     """
-    master = spark.conf.get("spark.master", "local") or "local"
+    master, how = spark.conf.get("spark.master", "local") or "local", HOW_TO_SHIP
     if is_remote(spark):
-        master = "Spark Connect"
+        master, how = "Spark Connect", _HOW_TO_START
     elif master.startswith("local"):
         return
     given = spark.conf.get(WITHIN, None)
@@ -304,13 +311,12 @@ def check_executors(spark: SparkSession) -> None:
     (found,) = outcome
     if isinstance(found, Exception):
         spark.stop()
-        reason = one_line(found)
-        raise ConfigError(f"executors of {master} cannot run Lisa ({reason}): {_HOW_TO_SHIP}")
+        what = f"{cause_of(found)}: {how}" if is_remote(spark) else one_line(found)
+        raise ConfigError(f"executors of {master} cannot run Lisa: {what}")
     if found != __version__:
         spark.stop()
         raise ConfigError(
-            f"executors of {master} have Lisa {found}, this machine has {__version__}: "
-            f"{_HOW_TO_SHIP}"
+            f"executors of {master} have Lisa {found}, this machine has {__version__}: {how}"
         )
 
 

@@ -133,7 +133,7 @@ def test_a_cluster_that_cannot_run_lisa_is_reported_at_once() -> None:
     spark.stop.assert_called_once()
     spark.conf.get = {"spark.master": "yarn"}.get
     collect.side_effect = ModuleNotFoundError("No module named 'lisa'")
-    with pytest.raises(ConfigError, match=r"cannot run Lisa .*--environment"):
+    with pytest.raises(ConfigError, match=r"cannot run Lisa: .*--environment"):
         check_executors(spark)
     for version, fits in (("0.0.1", False), (__version__, True)):
         collect.side_effect = [[Mock(version=version)]]

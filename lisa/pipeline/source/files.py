@@ -16,6 +16,7 @@ from uuid import getnode, uuid4
 from pyarrow import fs
 
 from lisa.core.model.errors import ConfigError
+from lisa.pipeline.errors import one_line
 
 
 def check_target(target: str, option: str) -> None:
@@ -44,7 +45,7 @@ def open_new(target: str) -> Any:
         system.create_dir(posixpath.dirname(path), recursive=True)
         return system.open_output_stream(path, compression=None)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {target}: {error}") from None
+        raise ConfigError(f"cannot write {target}: {one_line(error)}") from None
 
 
 def write(target: str, content: bytes) -> None:
@@ -57,7 +58,7 @@ def write(target: str, content: bytes) -> None:
             stream.write(content)
         system.move(fresh, path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {target}: {error}") from None
+        raise ConfigError(f"cannot write {target}: {one_line(error)}") from None
 
 
 def is_local(target: str) -> bool:
