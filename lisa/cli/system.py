@@ -111,36 +111,25 @@ def relays(chosen: Chosen) -> None:
 @click.option("--forget", metavar="NAME", help="Forget a loader that is not to run again.")
 @common
 def loaders(chosen: Chosen, forget: str | None) -> None:
-    """List the loaders, `lisa pipeline schedule --due-within`, and their last successful runs.
+    """List the jobs with --due-within and their last successful runs.
 
-    A loader that was forgotten begins anew if it runs again. Exit code 1 if it is unknown.
+    Exit code 1 if there is no loader to forget.
     """
     from lisa.core.store import presence
 
     store = chosen.store()
-    if forget is not None:
-        known = store.ask("HDEL", store.keys.loaders, forget)
-        if not known:
-            fail(f"there is no loader {forget!r}")
-        chosen.answer({"forgotten": forget}, f"{forget} is forgotten")
-        return
-    found, now_ms = store.drive(presence.loaders(store)), chosen.server_ms()
+    if forget is not None and not store.ask("HDEL", store.keys.loaders, forget):
+        fail(f"there is no loader {forget!r}")
+    rows = []
+    for one in store.drive(presence.loaders(store)):
+        state = "late" if one.is_late(now_ms := chosen.server_ms()) else "ok"
+        ago, horizon = human(now_ms - one.seen_ms), human(one.horizon_ms)
+        rows.append((one.name, state, one.topic, f"{ago} ago", horizon))
+    columns = ["loader", "state", "topic", "last success", "horizon"]
     if chosen.json:
-        print_json([msgspec.structs.asdict(one) | {"late": one.is_late(now_ms)} for one in found])
-        return
-    print_table(
-        ["loader", "state", "topic", "last success", "horizon "],
-        [
-            (
-                one.name,
-                "late" if one.is_late(now_ms) else "ok",
-                one.topic or "(of each row)",
-                f"{human(now_ms - one.seen_ms)} ago",
-                human(one.horizon_ms),
-            )
-            for one in found
-        ],
-    )
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
 
 
 def _as_json(chosen: Chosen, found: list[admin.roles.RolePresence[Any]]) -> bool:

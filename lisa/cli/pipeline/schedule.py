@@ -154,26 +154,11 @@ COLUMN_OPTIONS = (
     "--due-within",
     type=duration,
     metavar="DURATION",
-    help="Send only rows due within this time, and those that became due since the last run of "
-    "--job. Repeat the command more often than this.",
+    help="Send rows due within this time, and those due since --job last ran; repeat it often.",
 )
-@click.option(
-    "--since",
-    type=moment,
-    metavar="ISO",
-    help="With --due-within: earliest due time of the first run. Default: now.",
-)
-@click.option(
-    "--cancelled",
-    metavar="COL",
-    help="Column that is set in rows not to be sent: neither empty, 0, no nor false.",
-)
-@click.option(
-    "--sync",
-    is_flag=True,
-    help="With --due-within and ids: cancel and reschedule waiting messages as their rows have "
-    "changed.",
-)
+@click.option("--since", type=moment, help="Earliest due time in the first run. Default: now.")
+@click.option("--cancelled", metavar="COL", help="Column that is set in rows not to be sent.")
+@click.option("--sync", is_flag=True, help="Have messages follow their rows while they wait.")
 @click.option("--report", metavar="FILE", help="File for the counts, as JSON.")
 @click.option("--refused", metavar="DIR", help="Directory for refused rows and their reasons.")
 @job_options

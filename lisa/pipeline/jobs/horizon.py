@@ -8,26 +8,25 @@ sent twice. Redis remembers each loader's last successful run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, TimestampType
+from pyspark.sql.types import TimestampType
 
 from lisa.core.model.clock import EPOCH, MAX_DUE_MS, OLDEST_DUE_MS, duration_ms, utc_text
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import KEY_END
 from lisa.core.store.presence import LoaderRecord
-from lisa.core.store.store import chunks, grouped
-from lisa.core.transitions.change import Cancel, Cancelled, Reschedule, Rescheduled
+from lisa.core.store.store import grouped, portions
+from lisa.core.transitions.change import Cancel, Reschedule
 from lisa.pipeline.source import register
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from lisa.core.store.store import SyncStore
@@ -43,11 +42,13 @@ A message may end as soon as it is loaded, by a cancel. Its row is read again un
 for `OVERLAP` and the time between two runs.
 """
 
-ZONES = timedelta(hours=15)
-"""No zone is further from UTC."""
+DAY_MS = 86_400_000
+"""No wall time is further from UTC."""
 
 MOST_BROADCAST = 1_000_000
 """Waiting messages of which each executor gets a copy, so that Spark need not sort the table."""
+
+CHANGES_PER_CALL = 50
 
 _NOT_CANCELLED = ("", "0", "f", "false", "n", "no")
 
@@ -56,14 +57,13 @@ _log = logging.getLogger("lisa.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One run of a loader: it loads rows due after `after_ms` and until `until_ms`.
+    """One run of a loader: it loads rows due after `after_ms`, until the horizon of `record`.
 
     record: what to remember once the run has succeeded.
     """
 
     record: LoaderRecord
     after_ms: int
-    until_ms: int
 
     @classmethod
     def begin(
@@ -76,18 +76,13 @@ class Loader:
         now_ms, horizon_ms = store.drive(store.server_time_ms()), duration_ms(due_within)
         found = store.ask("HGET", store.keys.loaders, name)
         if found is None:
-            after_ms = now_ms if since is None else duration_ms(since - EPOCH)
-            _log.warning(
-                "first run of loader %r: rows due before %s are left out%s",
-                name,
-                _utc(after_ms),
-                "" if since else "; --since in a first run names an earlier time",
+            start_ms = now_ms if since is None else duration_ms(since - EPOCH)
+            _log.warning("first run of %r: rows due before %s are left out", name, _utc(start_ms))
+            last = LoaderRecord(
+                name=name, topic=topic, seen_ms=start_ms, horizon_ms=0, floor_ms=start_ms
             )
-            record = LoaderRecord(
-                name=name, topic=topic, seen_ms=now_ms, horizon_ms=horizon_ms, floor_ms=after_ms
-            )
-            return cls(record, after_ms, now_ms + horizon_ms)
-        last = msgspec.json.decode(found, type=LoaderRecord)
+        else:
+            last = msgspec.json.decode(found, type=LoaderRecord)
         if last.topic != topic:
             raise ConfigError(
                 f"loader {name!r} loads {last.topic or 'several topics'}: give another job name, "
@@ -97,60 +92,51 @@ class Loader:
         known_ms = now_ms - min(horizon_ms, last.horizon_ms)
         seen_ms = min(last.seen_ms, now_ms) - duration_ms(OVERLAP)
         after_ms = min(last.seen_ms + last.horizon_ms, max(last.floor_ms, seen_ms, known_ms))
-        if seen_ms < known_ms:
+        if found and seen_ms < known_ms:
             _log.warning(
-                "loader %r last ran at %s: rows written since then and due before %s were not "
-                "loaded; send them with another job",
-                name,
-                _utc(last.seen_ms),
-                _utc(after_ms),
+                "%r last ran at %s: rows written since then and due before %s were not loaded; "
+                "send them with another job",
+                *(name, _utc(last.seen_ms), _utc(after_ms)),
             )
         record = msgspec.structs.replace(last, seen_ms=now_ms, horizon_ms=horizon_ms)
-        return cls(record, after_ms, now_ms + horizon_ms)
+        return cls(record, after_ms)
+
+    @property
+    def due_in(self) -> tuple[int, int]:
+        """The times after which, and until which the rows are due."""
+        return self.after_ms, self.record.seen_ms + self.record.horizon_ms
 
     def limited(self, options: WriteOptions) -> WriteOptions:
         """Options of a write that sends these rows, and remembers ids for long enough."""
         least = timedelta(milliseconds=self.record.horizon_ms) + MARGIN
-        return replace(
-            options,
-            due_in=(self.after_ms, self.until_ms),
-            dedupe_for=max(options.dedupe_for or least, least),
-        )
-
-    def about(self) -> dict[str, int]:
-        """The times, for a report."""
-        return {"due_after_ms": self.after_ms, "due_until_ms": self.until_ms}
-
-    def end(self, store: SyncStore) -> None:
-        """Remember this run, which has succeeded."""
-        record = msgspec.json.encode(self.record)
-        store.ask("HSET", store.keys.loaders, self.record.name, record)
+        dedupe_for = max(options.dedupe_for or least, least)
+        return replace(options, due_in=self.due_in, dedupe_for=dedupe_for)
 
     def narrowed(self, df: DataFrame) -> DataFrame:
         """The rows that may be due within these times, as far as Spark can tell without effort.
 
         Rows with a time that no message can have remain, to be refused.
         """
-        first, last = self.after_ms, self.until_ms
-        if "due" in df.columns:
-            due = df["due"]
-            if isinstance(df.schema["due"].dataType, TimestampType):
-                low, high = (sf.timestamp_millis(sf.lit(ms)) for ms in (first, last))
-                return df.where(due.isNull() | ((due > low) & (due <= high)))
-            odd = (due < OLDEST_DUE_MS) | (due > MAX_DUE_MS)
-            return df.where(due.isNull() | odd | ((due > first) & (due <= last)))
-        due, is_text = df["at_local"], isinstance(df.schema["at_local"].dataType, StringType)
-        bounds = (_moment(first) - ZONES, _moment(last) + ZONES)
-        if is_text:
-            day, (low, high) = sf.substring(due, 1, 10), (sf.lit(f"{one:%F}") for one in bounds)
-            odd = ~due.rlike(r"^\d{4}-\d\d-\d\d")
-            return df.where(due.isNull() | odd | day.between(low, high))
-        low, high = (sf.lit(f"{one:%F %T}").cast("timestamp_ntz") for one in bounds)
-        return df.where(due.isNull() | due.between(low, high))
+        first, last = self.due_in
+        if "due" not in df.columns:
+            wall = df["at_local"].cast("string")
+            days = (sf.lit(_utc(ms)[:10]) for ms in (first - DAY_MS, last + DAY_MS))
+            is_near = wall.substr(1, 10).between(*days) | ~wall.rlike(r"^\d{4}-\d\d-\d\d")
+            return df.where(wall.isNull() | is_near)
+        due: Column = df["due"]
+        low, high, odd = sf.lit(first), sf.lit(last), ~due.between(OLDEST_DUE_MS, MAX_DUE_MS)
+        if isinstance(df.schema["due"].dataType, TimestampType):
+            low, high, odd = sf.timestamp_millis(low), sf.timestamp_millis(high), due.isNull()
+        return df.where(due.isNull() | odd | ((due > low) & (due <= high)))
+
+    def end(self, store: SyncStore) -> None:
+        """Remember this run, which has succeeded."""
+        record = msgspec.json.encode(self.record)
+        store.ask("HSET", store.keys.loaders, self.record.name, record)
 
 
 def check(
-    df: DataFrame,
+    columns: Collection[str],
     due_within: timedelta | None,
     since: datetime | None,
     *,
@@ -163,31 +149,24 @@ def check(
         if since is not None or sync:
             raise ConfigError("since and sync are for loaders: they need due_within")
         return
-    if since is not None and since.tzinfo is None:
-        raise ConfigError(f"since={since.isoformat()} has no time zone")
-    if due_within <= timedelta(0):
-        raise ConfigError("due_within must be more than 0")
-    if job is None:
-        raise ConfigError("due_within needs a job name: the loader's, always the same one")
-    if "due" not in df.columns and "at_local" not in df.columns:
-        raise ConfigError(
-            "due_within needs a column 'due' or 'at_local': other rows are due whenever they are "
-            "sent"
-        )
-    if sync and ("id" not in df.columns or not {"at_local", "window"}.isdisjoint(df.columns)):
-        raise ConfigError(
-            "sync needs columns 'id' and 'due', and neither 'at_local' nor 'window': it compares "
-            "the due times of rows and messages"
-        )
-    if on_duplicate != "keep":
-        raise ConfigError(
-            f"due_within loads rows again and again: on_duplicate must be keep, not {on_duplicate}"
-        )
+    names = set(columns)
+    problems = {
+        "since needs a time zone": since is not None and since.tzinfo is None,
+        "due_within must be more than 0": due_within <= timedelta(0),
+        "due_within needs a job name: the loader's, always the same one": job is None,
+        "due_within needs a column 'due' or 'at_local'": names.isdisjoint({"due", "at_local"}),
+        "due_within reads rows repeatedly: on_duplicate must be keep": on_duplicate != "keep",
+        "sync needs columns 'id' and 'due', and neither 'at_local' nor 'window'": sync
+        and not ({"id", "due"} <= names and names.isdisjoint({"at_local", "window"})),
+    }
+    for problem, is_given in problems.items():
+        if is_given:
+            raise ConfigError(problem)
 
 
 def due_ms(df: DataFrame) -> Column:
     """The due times of rows as they are sent: in milliseconds, rounded up."""
-    due = df["due"]
+    due: Column = df["due"]
     if isinstance(df.schema["due"].dataType, TimestampType):
         micros = sf.unix_micros(due)
         due = (micros + sf.pmod(-micros, sf.lit(1000))) / 1000
@@ -199,71 +178,40 @@ def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> di
 
     Rows are joined with the messages that wait, so that other messages are never touched.
     """
-    whole_id = df["id"].cast("string")
+    own_id = whole_id = df["id"].cast("string")
     if "key" in df.columns:
-        keyed_id = sf.concat(df["key"].cast("string"), sf.lit(KEY_END), whole_id)
-        whole_id = sf.coalesce(keyed_id, whole_id)
+        keyed_id = sf.concat(df["key"].cast("string"), sf.lit(KEY_END), own_id)
+        whole_id = sf.coalesce(keyed_id, own_id)
     gone = sf.lit(False) if cancelled is None else is_cancelled(df, cancelled)  # noqa: FBT003
     topic = sf.lit(options.topic) if options.topic else df["topic"]
-    rows = df.select(
-        topic.alias("topic"), whole_id.alias("id"), due_ms(df).alias("due_ms"), gone.alias("gone")
-    )
+    named = {"topic": topic, "id": whole_id, "due_ms": due_ms(df), "gone": gone}
+    rows = df.select(*(column.alias(name) for name, column in named.items()))
     register(df.sparkSession)
-    reader = df.sparkSession.read.format("lisa").options(**options.server.as_options())
-    reader = reader.option("state", "waiting").option("topic", options.topic or "")
+    given = {**options.server.as_options(), "state": "waiting", "topic": options.topic or ""}
+    reader = df.sparkSession.read.format("lisa").options(**given)
     waiting = reader.schema("topic string, id string, due timestamp").load()
+    waiting = waiting.select("topic", "id", sf.unix_millis("due").alias("was_ms"))
     if waiting.count() < MOST_BROADCAST:
         waiting = sf.broadcast(waiting)
-    was_ms = sf.unix_millis("due").alias("was_ms")
-    moved = (sf.col("due_ms") != sf.col("was_ms")) & sf.col("due_ms").between(
-        OLDEST_DUE_MS, MAX_DUE_MS
-    )
-    changed = rows.join(waiting.select("topic", "id", was_ms), ["topic", "id"])
-    changed = changed.where(sf.col("gone") | moved)
-    done = changed.mapInArrow(partial(_change, options), "rescheduled long, cancelled long")
-    sums = done.agg(*(sf.sum(name).alias(name) for name in ("rescheduled", "cancelled"))).first()
-    return {} if sums is None else {name: count or 0 for name, count in sums.asDict().items()}
-
-
-def _change(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One of Spark's tasks: change messages, unless they have been handed out meanwhile."""
-    import pyarrow as pa
-
+    moved = f"due_ms != was_ms AND due_ms BETWEEN {OLDEST_DUE_MS} AND {MAX_DUE_MS}"
+    changed = rows.join(waiting, ["topic", "id"]).where(f"gone OR {moved}")
+    counts = Counter[str]()
     with options.server.open() as store:
-        for batch in batches:
-            rows = batch.to_pylist()
-            counts = [0, 0]
-            for topic, part in grouped((row["topic"], row) for row in rows).items():
-                store.drive(store.groups(topic))
-                gone = [row["id"] for row in part if row["gone"]]
-                # Only a message that still waits until the second time is moved.
-                items = [
-                    (row["id"], f"{row['due_ms']}@{row['was_ms']}")
-                    for row in part
-                    if not row["gone"]
-                ]
-                for some in chunks(items, store.batch_size(topic, Reschedule)):
-                    outcomes = store.call_by_id(Reschedule(topic, some))
-                    counts[0] += outcomes.count(Rescheduled.RESCHEDULED)
-                for ids in chunks(gone, store.batch_size(topic, Cancel)):
-                    counts[1] += store.call_by_id(Cancel(topic, ids)).count(Cancelled.CANCELLED)
-            yield pa.RecordBatch.from_pydict({"rescheduled": counts[:1], "cancelled": counts[1:]})
+        for part in portions(changed.toLocalIterator(), CHANGES_PER_CALL, lambda _: 0):
+            for (name, is_gone), found in grouped(((r.topic, r.gone), r) for r in part).items():
+                # A message moves only if it still waits until the second time.
+                items = [(row.id, f"{row.due_ms}@{row.was_ms}") for row in found]
+                cancel = Cancel(name, [row.id for row in found])
+                call: Any = cancel if is_gone else Reschedule(name, items)
+                counts.update(map(str, store.call_by_id(call)))
+    return {name: counts[name] for name in ("rescheduled", "cancelled")}
 
 
 def is_cancelled(df: DataFrame, name: str) -> Column:
-    """Whether a column cancels a row: it is not null, nor empty, 0, no or false.
-
-    Raises ConfigError if there is no such column.
-    """
-    if name not in df.columns:
-        raise ConfigError(f"cancelled: no column {name!r}; the columns are {', '.join(df.columns)}")
+    """Whether a column cancels a row: it is not null, nor empty, 0, no or false."""
     text = sf.lower(sf.trim(df[f"`{name}`"].cast("string")))
     return sf.coalesce(~text.isin(*_NOT_CANCELLED), sf.lit(False))  # noqa: FBT003
 
 
-def _moment(ms: int) -> datetime:
-    return EPOCH + timedelta(milliseconds=ms)
-
-
 def _utc(ms: int) -> str:
-    return utc_text(_moment(ms))
+    return utc_text(EPOCH + timedelta(milliseconds=ms))

@@ -54,9 +54,8 @@ class Scheduled:
     accepted: new messages. duplicate: ids that already existed; nothing was changed. replaced,
     replaced_in_flight, updated: messages that replaced earlier ones, see `Producer.send_one`.
     refused: not sent; `reasons` has the first ten reasons, and `refused_files` the files with all
-    refused rows. seconds: duration of the job. due_after_ms, due_until_ms: with `due_within`, only
-    rows due after the first and until the second time were sent, epoch ms. rescheduled, cancelled:
-    messages that followed a changed row, with `sync`.
+    refused rows. seconds: duration of the job. rescheduled, cancelled: messages that followed a
+    changed row, with `sync`.
     """
 
     job: str | None
@@ -70,8 +69,6 @@ class Scheduled:
     topics: Mapping[str, Counts]
     reasons: tuple[str, ...]
     refused_files: tuple[str, ...]
-    due_after_ms: int | None = None
-    due_until_ms: int | None = None
     rescheduled: int = 0
     cancelled: int = 0
 
@@ -137,7 +134,7 @@ def schedule(
         raise ConfigError(
             'schedule does not accept a stream; write a stream with df.writeStream.format("lisa")'
         )
-    check(df, due_within, since, job=job, on_duplicate=str(on_duplicate), sync=sync)
+    check(df.columns, due_within, since, job=job, on_duplicate=str(on_duplicate), sync=sync)
     rows = df if cancelled is None else df.where(~is_cancelled(df, cancelled)).drop(cancelled)
     given = {
         **Server.of(url, prefix).as_options(),
@@ -172,11 +169,11 @@ def schedule(
         done = sent.observe(OBSERVED, *_totals()).select("result").collect()
     results = [pickle.loads(row.result) for row in done]  # noqa: S301  from our own tasks
     seconds = round(time.time() - began, 3)
-    about = {} if loader is None else loader.about()
+    followed: Mapping[str, int] = {}
     if sync:
         with unwrapped():
-            about |= reconcile(df, options, cancelled)
-    document = finish(options, run, results, report, job=options.job, seconds=seconds, **about)
+            followed = reconcile(df, options, cancelled)
+    document = finish(options, run, results, report, job=options.job, seconds=seconds, **followed)
     if loader is not None and not any(result.is_full for result in results):
         with options.server.open() as store:
             loader.end(store)

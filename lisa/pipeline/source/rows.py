@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cache, lru_cache, partial
@@ -84,8 +84,8 @@ class MessageColumns:
     numbers: their row numbers in the Arrow batch. ids: those with a key include it. dues: in the
     form that Lua scripts parse. tails: envelopes without their heads. asked: the due times as the
     table gives them, before windows moved them; ids are derived from these, and from wall times in
-    tails. named: these times with those of wall times, '0' where the time is refused. refused:
-    index in these columns -> why the row is not a valid message.
+    tails. named: these times with those of wall times, '0' where the time is refused. refused: row
+    number -> why the row is not a valid message.
     """
 
     numbers: Sequence[int]
@@ -100,25 +100,12 @@ class MessageColumns:
     named: Sequence[str] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
 
-    def good(self) -> MessageColumns:
-        """The messages that are not refused."""
-        if not self.refused:
+    def good(self, without: Collection[int] = ()) -> MessageColumns:
+        """The messages that are neither refused nor among the given row numbers."""
+        if not self.refused and not without:
             return self
-        return self.picked([n for n in range(len(self.numbers)) if n not in self.refused])
-
-    def due_in(self, after_ms: int, until_ms: int) -> MessageColumns:
-        """The messages whose rows name a time after the first and until the second one.
-
-        Those without a valid time remain, among the refused ones.
-        """
-        picked = [
-            index
-            for index, due in enumerate(self.named)
-            if due == "0" or after_ms < int(due) <= until_ms
-        ]
-        reasons = enumerate(map(self.refused.get, picked))
-        refused = {index: reason for index, reason in reasons if reason is not None}
-        return replace(self.picked(picked), refused=refused)
+        left = set(self.numbers) - self.refused.keys() - set(without)
+        return self.picked(sorted(left))
 
     def cut(self, start: int, end: int | None = None) -> MessageColumns:
         """The messages from index `start` up to but not including `end`."""

@@ -262,13 +262,16 @@ class Task:
         return self._result
 
     def _send(self, rows: MessageColumns) -> None:
+        others: set[int] = set()
         if self._options.due_in is not None:
-            rows = rows.due_in(*self._options.due_in)
+            low, high = self._options.due_in
+            dues = enumerate(map(int, rows.named))
+            others = {row for row, due in dues if due and not low < due <= high}
         for row, reason in sorted(rows.refused.items()):
-            topic = self._options.topic or rows.topics[row]
-            own_id = rows.ids[row] if rows.ids else None
-            self._sender.refuse(topic, rows.numbers[row], own_id, reason)
-        rows = rows.good()
+            if row not in others:
+                topic = self._options.topic or rows.topics[row]
+                self._sender.refuse(topic, row, rows.ids[row] if rows.ids else None, reason)
+        rows = rows.good(others)
         if self._identity is not None:
             rows = replace(rows, ids=self._identity.ids(rows))
         for topic, part in self._by_topic(rows):
