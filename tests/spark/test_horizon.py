@@ -1,14 +1,19 @@
 """`schedule` with `due_within`: rows are loaded when they fall due within a horizon."""
 
+import base64
 import json
 import re
+import string
+import struct
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable, write_deltalake
 from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
@@ -245,6 +250,70 @@ def test_rows_with_keys_and_topics_are_followed(jobs: Jobs) -> None:
     assert "1 rescheduled, 1 cancelled" in run()
     assert set(jobs.scores()) == {"k\x1fa"}
     assert jobs.scores(jobs.store.keys.topic("mails").waiting) == {"a": 4102444800000}
+
+
+def test_a_delta_table_is_read_as_of_its_present_version(table: Table) -> None:
+    """Its folder has files that do not count any more."""
+    where, jobs = table.jobs.folder / "table{1}", table.jobs
+    parts = ["a b/%=:", "2026-11-28 09:00", None, "plain"]
+
+    def write(names: str, **more: Any) -> None:
+        dues = [datetime.fromtimestamp(table.now_ms / 1000 + 3600, UTC)] * len(names)
+        columns: dict[str, Any] = {"number": list(names), "send_at": dues}
+        write_deltalake(where, pa.table(columns | {"part": parts[: len(names)]}), **more)
+
+    write("xyz", partition_by=["part"])
+    write("abcd", mode="overwrite", configuration={"delta.enableDeletionVectors": "true"})
+    DeltaTable(where).delete("number = 'd'")
+    given = ["--topic", TOPIC, "--redis", jobs.url, "--id", "number", "--due", "send_at"]
+    given += ["--due-within", "1d", "--job", "j"]
+    jobs.command("schedule", str(where), *given)
+    assert {name: jobs.message(name).body for name in jobs.scores()} == {
+        name: {"part": part} for name, part in zip("abc", parts, strict=False)
+    }
+    jobs.command("schedule", f"file://{where}", *given)
+    DeltaTable(where).delete("true")
+    jobs.command("schedule", str(where), *given)
+    assert set(jobs.scores()) == set("abc")
+    missing = jobs.command("schedule", str(jobs.folder), *given, "--format", "delta", code=2)
+    assert str(jobs.folder) in missing.stderr
+
+
+@pytest.mark.parametrize("feature", ["deletionVectors", "columnMapping", "placed", "ü"])
+def test_a_delta_table_that_its_files_do_not_tell_is_refused(jobs: Jobs, feature: str) -> None:
+    where = jobs.folder / "table"
+    named = {"delta.columnMapping.mode": "name"} if feature == "columnMapping" else {}
+    rows = pa.table({"number": ["a"], "send_at": [datetime.now(UTC)], "part": [feature]})
+    by = ["part"] if feature in ("placed", "ü") else None
+    write_deltalake(where, rows, configuration=named, partition_by=by)
+    log = where / "_delta_log" / f"{0:020}.json"
+    actions = list(map(json.loads, log.read_text().splitlines()))
+    (add,) = (action["add"] for action in actions if "add" in action)
+    if feature == "placed":
+        moved = add["path"].rpartition("/")[2]
+        (where / add["path"]).rename(where / moved)
+        add["path"] = moved
+    if feature == "deletionVectors":
+        (protocol,) = (action["protocol"] for action in actions if "protocol" in action)
+        both = {"readerFeatures": [feature], "writerFeatures": [feature]}
+        protocol |= {"minReaderVersion": 3, "minWriterVersion": 7, **both}
+        first_row = struct.pack("<IQIIIHHIHxx", 1681511377, 1, 0, 12346, 1, 0, 0, 16, 0)
+        digits, small, large = string.digits, string.ascii_lowercase, string.ascii_uppercase
+        z85 = f"{digits}{small}{large}.-:+=^!/*?&<>()[]{{}}@%$#"
+        same = str.maketrans(f"{digits}{large}{small}!#$%&()*+-;<=>?@^_`{{|}}~", z85)
+        text = base64.b85encode(first_row).decode().translate(same)
+        add["deletionVector"] = {
+            "storageType": "i",
+            "pathOrInlineDv": text,
+            "sizeInBytes": 34,
+            "cardinality": 1,
+        }
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    words = ("--topic", TOPIC, "--redis", jobs.url, "--id", "number", "--due", "send_at")
+    done = jobs.command("schedule", str(where), *words, code=2)
+    assert {"placed": "outside", "ü": "outside"}.get(feature, feature) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not jobs.scores()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lisa.pipeline.jobs.schedule import Scheduled
 
 COUNTS = ("accepted", "duplicate", "replaced", "replaced_in_flight", "updated", "refused")
-FORMATS = ("parquet", "csv", "json", "table")
+FORMATS = ("parquet", "csv", "json", "delta", "table")
 
 COLUMN_OPTIONS = (
     "id",

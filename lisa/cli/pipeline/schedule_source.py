@@ -34,6 +34,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
+from lisa.pipeline.delta_files import delta_rows, is_delta
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
 from lisa.pipeline.paths import LOCAL_FILES, readable, shown
@@ -53,6 +54,7 @@ _OPTIONS = {
     "maxCharsPerColumn unescapedQuoteHandling enforceSchema inferSchema",
     "json": f"{_FILES} {_TEXT}",
     "parquet": f"{_FILES} mergeSchema datetimeRebaseMode int96RebaseMode",
+    "delta": "",
     "table": "",
 }
 """Format -> the options of Spark's reader that have an effect."""
@@ -109,7 +111,7 @@ def read(
     lines, only these fields are read. Raises ConfigError for other formats, for options that have
     no effect, and for files that cannot be what they are read as.
     """
-    kind = format_of(source, kind)
+    kind = kind or ("delta" if is_delta(source) else format_of(source, kind))
     if schema is not None and kind not in ("csv", "json"):
         raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
     declared = None if schema is None else _parsed(schema)
@@ -117,6 +119,8 @@ def read(
     _check_options(source, kind, options, types)
     if kind == "table":
         return Rows(spark.table(source))
+    if kind == "delta":
+        return Rows(delta_rows(spark, source))
     endings = [ending for ending, mark in ENDINGS.items() if mark == kind] or [f".{kind}"]
     given = {name.lower(): value.lower() for name, value in options.items()}
     is_recursive = given.get("recursivefilelookup") == "true"
