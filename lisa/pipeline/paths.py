@@ -1,10 +1,10 @@
-"""Paths and URLs from users: absolute ones to use, and ones to show."""
+"""Paths and URLs from users: absolute ones to use, and ones to show; the formats of files."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -83,3 +83,113 @@ def _files(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 def without_password(where: str) -> str:
     """A path or URL without user and query, which may contain a password."""
     return re.sub(r"//[^/]*@", "//", re.sub(r"[?;].*", "", where))
+
+
+ENDINGS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".orc": "orc",
+}
+"""Ending of a file's name -> its format."""
+
+PACKED = (".gz", ".bz2", ".zst", ".deflate", ".lz4", ".snappy")
+"""Endings of compressed text, which Spark unpacks; the last three as Hadoop writes them."""
+
+_UNREADABLE = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), "save the sheet as CSV"),
+    **dict.fromkeys((".zip", ".xz", ".7z", ".tar", ".tgz", ".br", ".z", ".lzo"), "unpack it"),
+}
+"""Ending -> what to do with the file."""
+
+_CONTENTS = {
+    rb"\x1f\x8b": ".gz",
+    rb"BZh[1-9]1AY&SY": ".bz2",
+    rb"\x28\xb5\x2f\xfd": ".zst",
+    rb"\x04\x22\x4d\x18": "a frame of lz4",
+    rb"\xff\x06\x00\x00sNaPpY": "a frame of snappy",
+    rb"\xfd7zXZ": ".xz",
+    rb"PK\x03\x04": ".zip, perhaps a spreadsheet",
+    rb"\xd0\xcf\x11\xe0": "a spreadsheet",
+    rb"ARROW1\x00": "Arrow's own format",
+    rb"Obj\x01": "Avro",
+}
+"""How files begin -> the ending of compressed text, or what else they are."""
+
+
+def format_of(source: str, files: Collection[str]) -> str:
+    """The format of a source's files, from their names; from their contents if they have no ending.
+
+    files: URLs. Raises ConfigError if a file has none of the known endings, or if they differ.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        name = shown(file)
+        _check_ending(name)
+        kind = ENDINGS.get(_ending(name)) or _content(name)
+        if kind is None or kind not in ENDINGS.values():
+            raise ConfigError(
+                f"{name}: its name does not tell its format: name it, as in --format csv "
+                f"({', '.join(dict.fromkeys(ENDINGS.values()))})"
+            )
+        found.setdefault(kind, name)
+    if len(found) > 1:
+        raise ConfigError(
+            f"{source} has files of several formats ({', '.join(found.values())}): choose one with "
+            "--format, and its files with --read-option pathGlobFilter='*.csv'"
+        )
+    return next(iter(found))
+
+
+def _ending(name: str) -> str:
+    """The ending of a file's name in lower case, without that of a compression."""
+    whole = os.path.basename(name).lower()  # noqa: PTH119
+    for ending in PACKED:
+        whole = whole.removesuffix(ending)
+    return os.path.splitext(whole)[1]  # noqa: PTH122
+
+
+def _check_ending(name: str) -> str:
+    """The last ending of a file's name. Raises ConfigError if Spark reads no such files."""
+    ending = os.path.splitext(name)[1]  # noqa: PTH122
+    if cure := _UNREADABLE.get(ending.lower()):
+        raise ConfigError(f"{name}: Spark does not read {ending}: {cure}")
+    return ending
+
+
+def _content(name: str) -> str | None:
+    """What a local file is: `parquet`, `orc` or see `_CONTENTS`; None if that is not known."""
+    if not os.path.isfile(name):  # noqa: PTH113
+        return None
+    with Path(name).open("rb") as stream:
+        start = stream.read(16)
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4))
+        end = stream.read()
+    if start[:4] == end and end in (b"PAR1", b"PARE"):  # E: with an encrypted footer
+        return "parquet"
+    if start[:3] == end[:3] == b"ORC":
+        return "orc"
+    return next((kind for mark, kind in _CONTENTS.items() if re.match(mark, start)), None)
+
+
+def check_contents(files: Collection[str], kind: str) -> None:
+    """Raises ConfigError for files that Spark would not read as files of this format.
+
+    Of URLs that are not local, only the names are known.
+    """
+    is_text = kind not in ("parquet", "orc")
+    for file in files:
+        name = shown(file)
+        last, content = _check_ending(name), _content(name)
+        if is_text and content not in (None, last if last in PACKED else None):
+            cure = f"add {content} to its name" if content in PACKED else "convert or unpack it"
+            raise ConfigError(f"{name} is not {kind} but {content}: {cure}")
+        if not is_text and content != kind and os.path.isfile(name):  # noqa: PTH113
+            what = f"is {content}" if content else "is another format, or not complete"
+            raise ConfigError(
+                f"{name} is not {kind}: it {what}; if it is text, name its format, as in "
+                "--format csv"
+            )

@@ -1,5 +1,6 @@
 """The pipeline's jobs on the suite's session, for one server and one folder."""
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -119,3 +120,28 @@ class Jobs:
     ) -> Audit:
         server = None if offline else self.server
         return audit(self.spark, of if callable(of) else lambda: of, server, **options)
+
+
+def send(
+    jobs: Jobs, content: str | bytes | None, *options: str, name: str = "orders.csv", code: int = 0
+) -> Result:
+    """Schedule a file of the folder, with this content."""
+    source = jobs.folder / name
+    if content is not None:
+        source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    given = ("--topic", TOPIC, "--redis", jobs.url)
+    return jobs.command("schedule", str(source), *given, *options, code=code)
+
+
+def errors(done: Result) -> list[str]:
+    """The lines on stderr, without those of progress, which a slow machine adds."""
+    lines = done.stderr.splitlines()
+    return [line for line in lines if not re.match(r"lisa pipeline schedule: \d+ s", line)]
+
+
+def bodies_of(
+    jobs: Jobs, content: str | None, *options: str, name: str = "orders.csv"
+) -> list[Any]:
+    """Schedule a file; returns the bodies of all messages, in the order of due."""
+    send(jobs, content, "--job", "j", *options, name=name)
+    return [jobs.message(one).body for one in jobs.scores()]

@@ -24,8 +24,7 @@ from lisa.core.store import presence
 from lisa.pipeline.jobs.schedule import Scheduled
 from tests.docs.test_pages import DEFAULT_URL, ROOT, blocks
 from tests.servers import JVM_PATIENCE, wait_until
-from tests.spark.jobs import KEYS, TOPIC, Jobs
-from tests.spark.test_schedule_cli import send
+from tests.spark.jobs import KEYS, TOPIC, Jobs, send
 
 HOUR_MS = 3_600_000
 DAY = timedelta(days=1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lisa.pipeline.jobs.schedule import Scheduled
 
 COUNTS = ("accepted", "duplicate", "replaced", "replaced_in_flight", "updated", "refused")
-FORMATS = ("parquet", "csv", "json", "delta", "table")
+FORMATS = ("parquet", "orc", "csv", "tsv", "json", "delta", "table")
 
 COLUMN_OPTIONS = (
     "id",
@@ -46,7 +46,7 @@ COLUMN_OPTIONS = (
     "--format",
     "kind",
     type=click.Choice(FORMATS),
-    help="Format of SOURCE. Default: from its file name, else parquet.",
+    help="Format of SOURCE. Default: from the names of its files.",
 )
 @click.option(
     "--read-option",
@@ -188,11 +188,15 @@ def schedule(
     columns["topic"] = topic_column
     with shared.session("schedule") as spark, progress_bar("tasks") as bar:
         task = bar.add_task("", total=None)
-        from lisa.cli.pipeline.schedule_source import TIMES, as_messages, read
+        from lisa.cli.pipeline.schedule_source import TIMES, as_messages, overlooked, read
         from lisa.pipeline.jobs.schedule import schedule as run_job
 
         found = read(spark, source, kind, read_option, schema)
         rows = as_messages(found, columns, all_to=topic)
+        for name, part in overlooked(found.names, columns).items():
+            click.echo(
+                f"lisa: the column {name!r} is data; --{part} {name!r} would use it", err=True
+            )
         done = run_job(
             rows,
             topic=topic,

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -37,11 +36,18 @@ from lisa.core.model.windows.window import parse as parse_window
 from lisa.pipeline.delta_files import delta_rows, is_delta
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
-from lisa.pipeline.paths import LOCAL_FILES, readable, shown
+from lisa.pipeline.parquet_files import parquet_rows
+from lisa.pipeline.paths import (
+    ENDINGS,
+    LOCAL_FILES,
+    PACKED,
+    check_contents,
+    format_of,
+    readable,
+    shown,
+)
 from lisa.pipeline.source.columns import CORRUPT
 from lisa.pipeline.source.rows import read_cost
-
-ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
 _FILES = (
     "pathGlobFilter recursiveFileLookup modifiedBefore modifiedAfter ignoreCorruptFiles "
@@ -54,9 +60,11 @@ _OPTIONS = {
     "maxCharsPerColumn unescapedQuoteHandling enforceSchema inferSchema",
     "json": f"{_FILES} {_TEXT}",
     "parquet": f"{_FILES} mergeSchema datetimeRebaseMode int96RebaseMode",
+    "orc": f"{_FILES} mergeSchema",
     "delta": "",
     "table": "",
 }
+_OPTIONS["tsv"] = _OPTIONS["csv"]
 """Format -> the options of Spark's reader that have an effect."""
 
 _FORMATS: Mapping[str, type[DataType]] = {
@@ -91,13 +99,6 @@ class Rows:
         return _names(self.table)
 
 
-def format_of(source: str, kind: str | None) -> str:
-    """The format of a source: `kind`, else from its name, else parquet."""
-    name = source.lower().removesuffix(".gz").removesuffix(".bz2")
-    found = (mark for ending, mark in ENDINGS.items() if name.endswith(ending))
-    return kind or next(found, "parquet")
-
-
 def read(
     spark: SparkSession,
     source: str,
@@ -105,54 +106,54 @@ def read(
     options: dict[str, str],
     schema: str | None = None,
 ) -> Rows | JsonRows:
-    """Read a file, directory, URL or table; kind: see `format_of`.
+    """Read a file, directory, URL or table; kind: its format; None to find it, see `format_of`.
 
     schema: types as DDL, as in "order long, paid boolean". A CSV's other columns are text; of JSON
     lines, only these fields are read. Raises ConfigError for other formats, for options that have
     no effect, and for files that cannot be what they are read as.
     """
-    kind = kind or ("delta" if is_delta(source) else format_of(source, kind))
-    if schema is not None and kind not in ("csv", "json"):
-        raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
-    declared = None if schema is None else _parsed(schema)
+    if kind is None and is_delta(source):
+        kind = "delta"
+    if kind in ("delta", "table"):
+        _declared(schema, kind)
+        _check_options(source, kind, options)
+        return Rows(spark.table(source) if kind == "table" else delta_rows(spark, source))
+    given = {name.lower(): value for name, value in options.items()}
+    endings = [ending for ending, mark in ENDINGS.items() if kind in (None, mark)]
+    is_recursive = given.get("recursivefilelookup", "").lower() == "true"
+    zipped = [ending + packed for ending in endings for packed in PACKED]
+    path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
+    load = _loader(spark, source, path)
+    of_files = {name: given[name] for name in _FILES.lower().split() if name in given}
+    files = load("binaryFile", of_files).inputFiles()
+    if not files:
+        raise ConfigError(f"{source}: there is no file")
+    kind = kind or format_of(source, files)
+    check_contents(files, kind)
+    if kind == "tsv":
+        options = {"sep": r"\t", **options}
+    declared = _declared(schema, kind)
     types = () if declared is None else tuple(field.dataType for field in declared.fields)
     _check_options(source, kind, options, types)
-    if kind == "table":
-        return Rows(spark.table(source))
-    if kind == "delta":
-        return Rows(delta_rows(spark, source))
-    endings = [ending for ending, mark in ENDINGS.items() if mark == kind] or [f".{kind}"]
-    given = {name.lower(): value.lower() for name, value in options.items()}
-    is_recursive = given.get("recursivefilelookup") == "true"
-    zipped = [ending + packed for ending in endings for packed in (".gz", ".bz2")]
-    path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
-    if kind == "parquet":
-        _check_parquet(source)
-    load = _loader(spark, source, path)
     if kind == "json":
         formats = {name.lower() for name in _FORMATS}
         rest = {name: value for name, value in options.items() if name.lower() not in formats}
         rows = json_rows(source, partial(load, "text"), rest)
         return rows if declared is None else _declared_json(rows, declared, options)
-    if kind == "csv":
+    if kind in ("csv", "tsv"):
         return _read_csv(load, source, options, declared)
-    return Rows(load(kind, options))
+    if kind == "parquet":
+        return Rows(parquet_rows(load, options, of_files))
+    # Otherwise Spark would drop the columns that its first file lacks.
+    return Rows(load("orc", {"mergeschema": "true", **given}))
 
 
-def _check_parquet(source: str) -> None:
-    """Look at a local file, or at the first one of a folder."""
-    path = Path(source)
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if not file.name.startswith(("_", ".")))
-    if not files or not files[0].is_file():
-        return
-    with files[0].open("rb") as stream:
-        if stream.read(4) not in (b"PAR1", b"PARE"):  # E: with an encrypted footer
-            raise ConfigError(
-                f"{files[0]} is not Parquet: name its format, as in --format csv; Spark unpacks "
-                ".gz and .bz2, but not .zip, and does not read spreadsheets"
-            )
+def _declared(schema: str | None, kind: str) -> StructType | None:
+    if schema is None:
+        return None
+    if kind not in ("csv", "tsv", "json"):
+        raise ConfigError(f"--schema is for CSV and JSON lines; {kind} has types of its own")
+    return _parsed(schema)
 
 
 def _parsed(schema: str) -> StructType:
@@ -170,29 +171,22 @@ def _loader(spark: SparkSession, source: str, path: str) -> Callable[..., DataFr
         try:
             return (reader if schema is None else reader.schema(schema)).load(path)
         except (AnalysisException, IllegalArgumentException) as error:
-            cure = _CURES.get(error.getCondition() or "", "")
-            raise ConfigError(f"{source}: {one_line(error).rstrip('.')}{cure}") from error
+            raise ConfigError(f"{source}: {one_line(error).rstrip('.')}") from error
 
     return load
 
 
-_CURES = {
-    "PARQUET_TYPE_ILLEGAL": ". Write times with microseconds, as pandas does with "
-    "to_parquet(..., coerce_timestamps='us'), and other types as text",
-    "UNSUPPORTED_TIME_TYPE": ". Write the column as text",
-}
-
-
 def _check_options(
-    source: str, kind: str, options: Mapping[str, str], declared: Collection[DataType]
+    source: str, kind: str, options: Mapping[str, str], declared: Collection[DataType] = ()
 ) -> None:
     """Raises ConfigError for an option of Spark's reader that would have no effect."""
     given = {name.lower(): value.lower() for name, value in options.items()}
-    is_inferred = kind == "csv" and given.get("inferschema") == "true"
+    is_csv = kind in ("csv", "tsv")
+    is_inferred = is_csv and given.get("inferschema") == "true"
     known = dict.fromkeys(_OPTIONS[kind].split(), True)
-    if kind == "csv":
+    if is_csv:
         known |= dict.fromkeys(_INFERRING.split(), is_inferred)
-    if kind in ("csv", "json"):
+    if is_csv or kind == "json":
         for name, of_type in _FORMATS.items():
             known[name] = is_inferred or any(isinstance(kind, of_type) for kind in declared)
     plain = {name.lower(): name for name in known}
@@ -431,6 +425,18 @@ def as_messages(
         made.append(wrong.alias(CORRUPT))
     return table.select(*made, content.alias("body"))
 
+
+def overlooked(names: Collection[str], named: Mapping[str, str | None]) -> dict[str, str]:
+    """Columns that stay in the body, and the parts of a message that they are named after."""
+    found = {name: name.strip().lower() for name in names if name not in named.values()}
+    return {
+        name: part
+        for name, part in found.items()
+        if part in _IMPLIED and part not in names and named[part] is None
+    }
+
+
+_IMPLIED = frozenset({"id", "ttl", "retry", "headers", "body"})
 
 _CONVERTED = frozenset({"due", "headers"})
 """Parts that text is converted to, here."""

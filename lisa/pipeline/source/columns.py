@@ -78,7 +78,10 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
         "string, binary, or a struct (with different names), map or array of what JSON can hold",
     ),
     "kind": (_one_of(spark.StringType), "string: j (the text of the body is JSON), s or b"),
-    "due": (_one_of(spark.TimestampType, *_INTEGERS), "timestamp, or bigint of epoch milliseconds"),
+    "due": (
+        _one_of(spark.TimestampType, *_INTEGERS),
+        "timestamp, or bigint of epoch milliseconds; a timestamp_ntz is for 'at_local', with 'tz'",
+    ),
     "delay": (_is_duration, _DURATION),
     "at_local": (
         _one_of(spark.StringType, spark.TimestampNTZType),

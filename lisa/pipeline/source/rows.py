@@ -266,9 +266,13 @@ def _milliseconds(column: pa.Array) -> pa.Array:
         column = column.cast(pa.duration("us"))
     else:
         return column.cast(pa.int64())
-    micros = column.cast(pa.int64())
-    whole = pc.divide(micros, 1000)  # rounds towards zero
-    is_cut = pc.greater(micros, pc.multiply(whole, 1000))
+    return rounded_up(column.cast(pa.int64()))
+
+
+def rounded_up(values: pa.Array) -> pa.Array:
+    """Integers divided by 1000, rounded up."""
+    whole = pc.divide(values, 1000)  # rounds towards zero
+    is_cut = pc.greater(values, pc.multiply(whole, 1000))
     return pc.add(whole, is_cut.cast(pa.int64()))
 
 

@@ -1,0 +1,367 @@
+"""Reads Parquet files with Arrow if they have types that Spark does not know.
+
+Spark reads a duration as a bare integer, whose unit only Arrow's own schema has, and refuses times
+of day, nanoseconds and a few more types. Other files are left to Spark.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet as pq
+
+from lisa.core.model.errors import ConfigError
+from lisa.pipeline.paths import shown
+from lisa.pipeline.session import is_remote
+from lisa.pipeline.source.files import found
+from lisa.pipeline.source.rows import rounded_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH = 10_000
+_MOST_TASKS = 10_000
+
+
+def parquet_rows(
+    load: Callable[..., DataFrame], options: Mapping[str, str], files: Mapping[str, str]
+) -> DataFrame:
+    """The rows of Parquet files, which `load` reads with a format and options of Spark's readers.
+
+    Durations are day-time intervals, other times have microseconds; both are rounded up. Times of
+    day and UUIDs are text. files: those of the options that select files. Raises ConfigError if the
+    files differ in their columns, unless `mergeSchema` is set, and if the unit of a duration cannot
+    be known.
+    """
+    given = {name.lower(): value.lower() for name, value in options.items()}
+    paths = load("binaryFile", files).drop("modificationTime", "length", "content")
+    kinds = _kinds(paths, skips_corrupt=given.get("ignorecorruptfiles") == "true")
+    if given.get("mergeschema") != "true":
+        _check_same_columns(kinds)
+    if not any(kind.special for kind in kinds):
+        return load("parquet", options)
+    return _read(paths, _merged(kinds), sum(kind.groups for kind in kinds))
+
+
+# ------------------------------------------------------------------ the columns of all files
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Files with the same columns, of types that Spark knows.
+
+    path: one of the files. special: the columns of other types in the files. groups: the number of
+    all row groups.
+    """
+
+    path: str
+    schema: pa.Schema
+    special: frozenset[str]
+    groups: int
+
+
+def _kinds(paths: DataFrame, *, skips_corrupt: bool) -> list[_Kind]:
+    columns = "path string, problem string, schema binary, special array<string>, groups bigint"
+    kinds: dict[tuple[bytes, frozenset[str]], _Kind] = {}
+    for row in paths.select("path").mapInArrow(_look, columns).collect():
+        if row.schema is None and row.path[:5] == "file:" and "encrypted" not in row.problem:
+            if skips_corrupt:
+                continue
+            raise ConfigError(f"{shown(row.path)} {row.problem}")
+        if row.schema is None:
+            _check_units(paths.sparkSession, row.path, row.problem)
+            continue
+        key = bytes(row.schema), frozenset(row.special)
+        groups = row.groups + (kinds[key].groups if key in kinds else 0)
+        schema = pa.ipc.read_schema(pa.py_buffer(key[0]))
+        kinds[key] = _Kind(shown(row.path), schema, key[1], groups)
+    return list(kinds.values())
+
+
+def _look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row for all files of a task with the same columns, and one for each unreadable file."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for batch in batches:
+        for path in batch.column(0).to_pylist():
+            try:
+                with _opened(path) as file:
+                    schema, special = _known(file)
+                    groups = file.num_row_groups
+            except (OSError, ValueError, NotImplementedError) as error:
+                problem = f"cannot be read by pyarrow: {_line(error)}"
+                rows[path] = {"path": path, "problem": problem}
+                continue
+            columns = schema.serialize().to_pybytes()
+            row = rows.setdefault((columns, *special), {"groups": 0})
+            row |= {"path": path, "schema": columns, "special": special}
+            row["groups"] += groups
+    text = pa.string()
+    kinds = [text, text, pa.binary(), pa.list_(text), pa.int64()]
+    names = ["path", "problem", "schema", "special", "groups"]
+    made = [[row.get(name) for row in rows.values()] for name in names]
+    arrays = [pa.array(values, kind) for values, kind in zip(made, kinds, strict=True)]
+    yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
+    system, name = found(path)
+    # 96 bits are a time of Spark's own, without a zone in Arrow's schema.
+    with (
+        system.open_input_file(name) as stream,
+        pq.ParquetFile(stream, coerce_int96_timestamp_unit="us") as file,
+    ):
+        yield file
+
+
+def _known(file: pq.ParquetFile) -> tuple[pa.Schema, list[str]]:
+    """The columns of a file with types that Spark knows, and those that have others in the file."""
+    columns = list(map(file.schema.column, range(len(file.schema))))
+    intervals = {column.path for column in columns if column.converted_type == "INTERVAL"}
+    fields, special = [], []
+    for field in file.schema_arrow:
+        kind = pa.duration("us") if field.name in intervals else _plain(field.type)
+        fields.append(pa.field(field.name, kind))
+        if field.name in intervals or _is_special(field.type):
+            special.append(field.name)
+    if special and any(column.physical_type == "INT96" for column in columns):
+        raise ValueError(f"times of 96 bits beside {special[0]!r}; write them with 64 bits")
+    return pa.schema(fields), special
+
+
+def _check_units(spark: SparkSession, path: str, problem: str) -> None:
+    """Raises ConfigError if a file that Arrow cannot open has durations."""
+    if is_remote(spark):
+        raise ConfigError(f"{path} {problem}; read it as a table, with --format table")
+    jvm: Any = spark._jvm  # noqa: SLF001 - Hadoop opens what Arrow does not
+    hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+    where = jvm.org.apache.hadoop.fs.Path(path)
+    source = jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(where, hadoop)
+    reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(source)
+    try:
+        pairs = dict(reader.getFooter().getFileMetaData().getKeyValueMetaData())
+    finally:
+        reader.close()
+    text = next((text for name, text in pairs.items() if name.startswith("ARROW")), None)
+    for field in pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else ():
+        if _has_duration(field.type):
+            raise ConfigError(f"{path} {problem}; write {field.name!r} as text, as in '90s'")
+
+
+def _check_same_columns(kinds: Iterable[_Kind]) -> None:
+    ordered = sorted(kinds, key=lambda kind: kind.path)
+    for other in ordered[1:]:
+        for has, lacks in ((ordered[0], other), (other, ordered[0])):
+            for name in has.schema.names:
+                if name not in lacks.schema.names:
+                    raise ConfigError(
+                        f"{has.path} has a column {name!r}, {lacks.path} has none: add "
+                        "--read-option mergeSchema=true if it is empty there"
+                    )
+
+
+def _merged(kinds: list[_Kind]) -> pa.Schema:
+    merged = kinds[0].schema
+    for kind in kinds[1:]:
+        try:
+            merged = pa.unify_schemas([merged, kind.schema])
+        except pa.ArrowException as error:
+            raise ConfigError(f"{kind.path} and {kinds[0].path} differ: {_line(error)}") from None
+    return merged
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _read(paths: DataFrame, schema: pa.Schema, groups: int) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    partitions = [field for field in paths.schema.fields if field.name != "path"]
+    split = StructType([*paths.schema.fields, StructField(_GROUP, LongType())])
+    columns = StructType([*from_arrow_schema(schema).fields, *partitions])
+    tasks = max(1, min(groups, _MOST_TASKS))
+    return paths.mapInArrow(_split, split).repartition(tasks).mapInArrow(_Reader(schema), columns)
+
+
+_GROUP = "_lisa_group"
+
+
+def _split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A row for each row group of the files."""
+    for batch in batches:
+        counts = []
+        for path in batch.column("path").to_pylist():
+            with _opened(path) as file:
+                counts.append(file.num_row_groups)
+        rows = [row for row, count in enumerate(counts) for _ in range(count)]
+        numbers = [number for count in counts for number in range(count)]
+        taken = batch.take(pa.array(rows, pa.int64()))
+        yield taken.append_column(_GROUP, pa.array(numbers, pa.int64()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads row groups, on the executors."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            paths, groups = columns.pop("path").to_pylist(), columns.pop(_GROUP).to_pylist()
+            for row, (path, group) in enumerate(zip(paths, groups, strict=True)):
+                with _opened(path) as file:
+                    for rows in file.iter_batches(_BATCH, row_groups=[group]):
+                        made = dict(self._columns(path, rows))
+                        for name, values in columns.items():
+                            made[name] = pa.repeat(values[row], rows.num_rows)
+                        yield pa.RecordBatch.from_pydict(made)
+
+    def _columns(self, path: str, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+        for field in self.schema:
+            if field.name not in rows.schema.names:
+                yield field.name, pa.nulls(rows.num_rows, field.type)
+                continue
+            try:
+                yield field.name, _converted(rows.column(field.name), field.type)
+            except (pa.ArrowException, OverflowError) as error:
+                raise ConfigError(f"{shown(path)}: column {field.name!r}: {_line(error)}") from None
+
+
+# ------------------------------------------------------------------ types
+
+_BECOME: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (pa.types.is_duration, pa.duration("us")),
+    (pa.types.is_time, pa.string()),
+    (lambda kind: kind == pa.uuid(), pa.string()),
+    (pa.types.is_float16, pa.float32()),
+    (pa.types.is_uint8, pa.int16()),
+    (pa.types.is_uint16, pa.int32()),
+    (pa.types.is_uint32, pa.int64()),
+    (pa.types.is_uint64, pa.decimal128(20, 0)),
+    (pa.types.is_date, pa.date32()),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+)
+"""Tests of types -> the type that Spark has for their values."""
+
+_SPECIAL = 4
+"""So many of these, the first ones, Spark does not read, or not as what they are."""
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return isinstance(
+        kind,
+        (
+            pa.ListType,
+            pa.LargeListType,
+            pa.FixedSizeListType,
+            pa.ListViewType,
+            pa.LargeListViewType,
+        ),
+    )
+
+
+def _parts(kind: pa.DataType) -> list[pa.DataType]:
+    """The types within a type."""
+    if isinstance(kind, pa.DictionaryType):
+        return [kind.value_type]
+    return [kind.field(number).type for number in range(kind.num_fields)]
+
+
+def _has_duration(kind: pa.DataType) -> bool:
+    return pa.types.is_duration(kind) or any(map(_has_duration, _parts(kind)))
+
+
+def _is_special(kind: pa.DataType) -> bool:
+    """Whether Spark reads a type wrongly, or does not read it."""
+    return (
+        any(test(kind) for test, _ in _BECOME[:_SPECIAL])
+        or (pa.types.is_timestamp(kind) and kind.unit == "ns")
+        or any(map(_is_special, _parts(kind)))
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type that Spark knows, for values of a type."""
+    for test, plain in _BECOME:
+        if test(kind):
+            return plain
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz and "UTC")
+    if isinstance(kind, pa.DictionaryType):
+        return _plain(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if isinstance(kind, pa.StructType):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    return pa.list_(_plain(kind.value_type)) if _is_list(kind) else kind
+
+
+def _converted(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Values as a type that `_plain` returned; times and durations are rounded up.
+
+    Raises ArrowException or OverflowError for values beyond its range.
+    """
+    kind = values.type
+    if isinstance(kind, pa.DictionaryType):
+        return _converted(values.cast(kind.value_type), to)
+    if kind == pa.uuid():
+        texts = (value and str(UUID(bytes=value)) for value in values.storage.to_pylist())
+        return pa.array(texts, to)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _converted(values.storage, to)
+    if pa.types.is_time(kind):
+        return pc.replace_substring_regex(values.cast(to), r"(\.\d*[1-9])0+$|\.0+$", r"\1")
+    if pa.types.is_fixed_size_binary(kind) and pa.types.is_duration(to):
+        return pa.array(map(_interval_us, values.to_pylist()), pa.int64()).cast(to)
+    if (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":
+        return rounded_up(values.cast(pa.int64())).cast(to)
+    if isinstance(to, pa.StructType):
+        parts = [_converted(pc.struct_field(values, field.name), field.type) for field in to]
+        return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
+    if isinstance(to, pa.MapType):
+        keys, items = _converted(values.keys, to.key_type), _converted(values.items, to.item_type)
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, to, mask=values.is_null())
+    if _is_list(to):
+        lists = values.cast(pa.list_(kind.value_type))
+        items = _converted(lists.values, to.value_type)
+        return pa.ListArray.from_arrays(_offsets(lists), items, to, mask=lists.is_null())
+    return values.cast(to)
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    """Where the values of lists or maps begin and end, in an array that is not a slice."""
+    return pc.add(lists.offsets, pa.scalar(0, pa.int32()))
+
+
+def _interval_us(value: bytes | None) -> int | None:
+    """Parquet's interval in microseconds. Raises OverflowError if it has months."""
+    if value is None:
+        return None
+    months, days, ms = map(int, _INTERVAL.unpack(value))
+    if months:
+        raise OverflowError(f"{months} months are no duration")
+    return 1000 * (days * _DAY_MS + ms)
+
+
+_INTERVAL = Struct("<III")  # months, days and milliseconds
+_DAY_MS = 86_400_000

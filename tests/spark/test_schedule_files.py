@@ -1,0 +1,251 @@
+"""`lisa pipeline schedule` with files as other programs write them: formats, types, quotes."""
+
+import bz2
+import datetime as dt
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pytest
+from pyarrow import orc
+from pyarrow import parquet as pq
+
+from tests.spark.jobs import KEYS, TOPIC, Jobs, bodies_of, errors, send
+
+CSV = "id,delay,body\n1,1h,x\n2,2h,y\n"
+JSON = '{"id": 1, "delay": "1h", "body": "x"}\n{"id": 2, "delay": "2h", "body": "y"}\n'
+
+
+def write(jobs: Jobs, name: str, /, **columns: pa.Array) -> Path:
+    """A Parquet file in the folder."""
+    file = jobs.folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), file)
+    return file
+
+
+def refusal(jobs: Jobs, name: str, *options: str, content: str | bytes | None = None) -> str:
+    """The only line of the command's error, after which nothing was sent."""
+    done = send(jobs, content, "--job", "j", *options, name=name, code=2)
+    (line,) = errors(done)
+    assert not jobs.scores()
+    return line
+
+
+def test_durations_of_parquet_have_the_unit_of_the_file(jobs: Jobs) -> None:
+    """In seconds, milliseconds, microseconds and nanoseconds; nothing is early."""
+    minute = {"s": (60, 60_000), "ms": (60_001, 60_001), "us": (60_000_001, 60_001)}
+    minute["ns"] = (60_000_000_001, 60_001)
+    for unit, (value, _) in minute.items():
+        durations = pa.array([value, None], pa.duration(unit))
+        lists = pa.array([[value, 0], None], pa.list_(pa.duration(unit)))
+        ids = pa.array([unit, f"{unit} null"])
+        rest = {"delay": pa.array([value, 0], pa.duration(unit)), "body": ids}
+        write(jobs, f"{unit}.parquet", id=ids, ttl=durations, retry=lists, slack=durations, **rest)
+        send(jobs, None, "--slack", "slack", name=f"{unit}.parquet")
+    ends, dues = jobs.scores(KEYS.expiry), jobs.scores()
+    assert ends.keys() == minute.keys()
+    for unit, (_, ms) in minute.items():
+        assert ends[unit] - dues[unit] == ms
+        policy = jobs.client.hget(KEYS.policy, unit)
+        assert policy == f"{ms},0;;,{ms}".encode()
+    pd.DataFrame({"id": ["pd"], "delay": [pd.Timedelta("1h")], "body": ["x"]}).to_parquet(
+        jobs.folder / "pandas.parquet"
+    )
+    duckdb.sql(
+        "COPY (SELECT 'duck' AS id, INTERVAL 1 HOUR AS delay, 'x' AS body) "
+        f"TO '{jobs.folder}/duck.parquet'"
+    )
+    hour = pa.array([3_600_000])
+    write(jobs, "bare.parquet", id=pa.array(["bare"]), delay=hour, body=pa.array(["x"]))
+    for name in ("pandas", "duck", "bare"):
+        send(jobs, None, name=f"{name}.parquet")
+    due = jobs.scores()["bare"]
+    assert all(abs(jobs.scores()[name] - due) < 600_000 for name in ("pd", "duck"))
+
+
+def test_parquet_with_types_that_spark_does_not_read(jobs: Jobs) -> None:
+    """They keep their values in a body; times are rounded up to a microsecond."""
+    time = 4_102_444_800_000_000_001
+    columns = {
+        "naive": pa.array([time], pa.timestamp("ns")),
+        "zoned": pa.array([time], pa.timestamp("ns", "Europe/Berlin")),
+        "time": pa.array([dt.time(9)], pa.time64("us")),
+        "lasts": pa.array([90_000_000_001], pa.duration("ns")),
+        "half": pa.array([1.5], pa.float16()),
+        "large": pa.array([1 << 63], pa.uint64()),
+        "price": pa.array(["1.10"]).cast(pa.decimal128(10, 2)),
+        "name": pa.array(["a"]).dictionary_encode(),
+        "uuid": pa.array([bytes(16)], pa.uuid()),
+        "nested": pa.array([[{"at": time, "of": {"a": 1}}]], pa.list_(NESTED)),
+        "nothing": pa.array([None], pa.null()),
+    }
+    write(jobs, "all.parquet", **columns)
+    (body,) = bodies_of(jobs, None, "--delay", "1h", name="all.parquet")
+    assert body == {
+        "naive": "2100-01-01T00:00:00.000001",
+        "zoned": "2100-01-01T00:00:00.000001Z",
+        "time": "09:00:00",
+        "lasts": "PT90.000001S",
+        "half": 1.5,
+        "large": 1 << 63,
+        "price": "1.10",
+        "name": "a",
+        "uuid": "00000000-0000-0000-0000-000000000000",
+        "nested": [{"at": "2100-01-01T00:00:00.000001", "of": {"a": "PT0.000001S"}}],
+        "nothing": None,
+    }
+    jobs.client.flushall()
+    due = pa.array([time], pa.timestamp("ns", "UTC"))
+    write(jobs, "due.parquet", id=pa.array(["ns"]), due=due, body=pa.array(["x"]))
+    send(jobs, None, name="due.parquet")
+    assert jobs.scores() == {"ns": 4_102_444_800_001}
+    naive = due.cast(pa.timestamp("us"), safe=False)
+    write(jobs, "naive.parquet", id=pa.array(["ns"]), due=naive, body=pa.array(["x"]))
+    jobs.client.flushall()
+    assert "a timestamp_ntz is for 'at_local', with 'tz'" in refusal(jobs, "naive.parquet")
+
+
+NESTED = pa.struct([("at", pa.timestamp("ns")), ("of", pa.map_(pa.string(), pa.duration("ns")))])
+
+
+def test_the_parquet_files_of_a_directory(jobs: Jobs) -> None:
+    """Each has its own unit, partitions are columns, and no column is lost in silence."""
+    hour = {"s": 3600, "ns": 3_600_000_000_000}
+    for day, (unit, value) in enumerate(hour.items()):
+        durations = pa.array([value] * 3, pa.duration(unit))
+        file = write(jobs, f"days/day={day}/part-0", delay=durations, n=pa.array(range(3)))
+    pq.write_table(pq.read_table(file, partitioning=None), file, row_group_size=1)
+    (jobs.folder / "days" / "_SUCCESS").touch()
+    bodies = bodies_of(jobs, None, name="days")
+    assert sorted((body["day"], body["n"]) for body in bodies) == [
+        (day, n) for day in range(2) for n in range(3)
+    ]
+    due = list(jobs.scores().values())
+    assert max(due) - min(due) < 600_000
+    jobs.client.flushall()
+    write(jobs, "days/day=1/part-1", delay=pa.array([1]), n=pa.array([1]))
+    assert "part-1 and " in (line := refusal(jobs, "days"))
+    assert "delay has incompatible types" in line
+    hours = pa.array([3600], pa.duration("s"))
+    write(jobs, "days/day=1/part-1", delay=hours, n=pa.array([1]), more=pa.array([1]))
+    assert "part-1 has a column 'more', " in (line := refusal(jobs, "days"))
+    assert "add --read-option mergeSchema=true" in line
+    merged = bodies_of(jobs, None, "--read-option", "mergeSchema=true", name="days")
+    assert sorted(map(str, (body["more"] for body in merged))) == ["1", *["None"] * 6]
+    jobs.client.flushall()
+    for name, columns in {"a": {"id": ["a"]}, "b": {"id": ["b"], "more": [1]}}.items():
+        (jobs.folder / "orc").mkdir(exist_ok=True)
+        orc.write_table(pa.table(columns), jobs.folder / "orc" / f"{name}.orc")
+    send(jobs, None, "--body", "*", "--delay", "1h", name="orc")
+    assert [jobs.message(one).body for one in "ab"] == [
+        {"id": "a", "more": None},
+        {"id": "b", "more": 1},
+    ]
+
+
+def test_durations_that_no_message_can_have(jobs: Jobs) -> None:
+    text = pa.array(["x"])
+    write(jobs, "long.parquet", id=text, delay=pa.array([1 << 62], pa.duration("s")), body=text)
+    assert "long.parquet: column 'delay': " in refusal(jobs, "long.parquet")
+    duckdb.sql(f"COPY (SELECT INTERVAL 1 MONTH AS delay) TO '{jobs.folder}/months.parquet'")
+    line = refusal(jobs, "months.parquet", "--body", "*")
+    assert "months.parquet: column 'delay': 1 months are no duration" in line
+
+
+def test_files_that_only_hadoop_opens(jobs: Jobs) -> None:
+    """Their durations are refused, because Arrow cannot read their unit there."""
+    hadoop: Any = jobs.spark._jsc.hadoopConfiguration()
+    link = "fs.viewfs.mounttable.away.link./data"
+    hadoop.set(link, jobs.folder.as_uri())
+    try:
+        for name, kind in {"ms": pa.int64(), "unit": pa.duration("s")}.items():
+            delay = pa.array([3_600_000], kind)
+            write(jobs, f"{name}.parquet", id=pa.array([name]), delay=delay, body=pa.array(["x"]))
+        words = ("--topic", TOPIC, "--redis", jobs.url)
+        refused = jobs.command("schedule", "viewfs://away/data/unit.parquet", *words, code=2)
+        (line,) = errors(refused)
+        assert "write 'delay' as text, as in '90s'" in line
+        jobs.command("schedule", "viewfs://away/data/ms.parquet", *words)
+    finally:
+        hadoop.unset(link)
+    assert set(jobs.scores()) == {"ms"}
+
+
+def zst(content: bytes) -> bytes:
+    """Content as the program zstd compresses it."""
+    packed: bytes = pa.compress(content, "zstd", asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("ending", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zst)]
+)
+def test_compressed_text(jobs: Jobs, ending: str, compress: Callable[[bytes], bytes]) -> None:
+    tsv = CSV.replace(",", "\t")
+    for name, content in {"a.csv": CSV, "a.tsv": tsv, "a.json": JSON}.items():
+        jobs.client.flushall()
+        packed = compress(content.encode())
+        send(jobs, packed, name=name + ending)
+        assert [jobs.message(one).body for one in jobs.scores()] == ["x", "y"]
+    jobs.client.flushall()
+    assert f"is not csv but {ending}: add {ending} to its name" in refusal(
+        jobs, "b.csv", content=packed
+    )
+    send(jobs, packed[:30], name=f"cut.json{ending}", code=1)
+
+
+def test_formats_are_found_or_asked_for(jobs: Jobs) -> None:
+    table = pa.table({"id": ["a"], "delay": ["1h"], "body": ["x"]})
+    orc.write_table(table, jobs.folder / "rows.orc")
+    orc.write_table(table, jobs.folder / "000000_0")
+    for name in ("rows.orc", "000000_0"):
+        jobs.client.flushall()
+        send(jobs, None, name=name)
+        assert jobs.message("a").body == "x"
+    for name in ("rows.txt", "part-00000", "rows"):
+        jobs.client.flushall()
+        line = refusal(jobs, name, content=CSV)
+        assert f"{name}: its name does not tell its format: name it, as in --format csv" in line
+        send(jobs, None, "--format", "csv", name=name)
+        assert jobs.message("1").body == "x"
+    jobs.client.flushall()
+    tsv = CSV.replace(",", "\t")
+    send(jobs, tsv, "--format", "tsv", name="rows.txt")
+    assert jobs.message("2").body == "y"
+    jobs.client.flushall()
+    sheet = b"PK\x03\x04..."
+    assert "Spark does not read .xlsx: save the sheet as CSV" in refusal(
+        jobs, "a.xlsx", content=sheet
+    )
+    assert "a.csv is not csv but .zip, perhaps a spreadsheet" in refusal(
+        jobs, "a.csv", content=sheet
+    )
+    for ending in (".xz", ".zip"):
+        name = f"a.csv{ending}"
+        assert f"{name}: Spark does not read {ending}: unpack it" in refusal(
+            jobs, name, "--format", "csv", content=b"..."
+        )
+    folder = jobs.folder / "both"
+    folder.mkdir()
+    assert "both: there is no file" in refusal(jobs, "both")
+    for name, content in {"a.csv": CSV, "b.json": JSON}.items():
+        (folder / name).write_text(content, "utf-8")
+    assert "both has files of several formats" in refusal(jobs, "both")
+    send(jobs, None, "--read-option", "pathGlobFilter=*.json", name="both")
+    assert set(jobs.scores()) == {"1", "2"}
+
+
+def test_a_file_that_is_not_complete(jobs: Jobs) -> None:
+    for name, content in {"cut.csv.gz": CSV, "cut.json.gz": JSON}.items():
+        packed = gzip.compress(content.encode() * 1000)[:60]
+        done = send(jobs, packed, "--job", "j", name=name, code=1)
+        (line,) = errors(done)
+        assert f"{name}. Unexpected end of input stream: the file is truncated" in line
+    file = write(jobs, "rows.parquet", id=pa.array(["a"]), n=pa.array([1]))
+    whole = file.read_bytes()
+    assert "not complete" in refusal(jobs, "cut.parquet", content=whole[:-9])
