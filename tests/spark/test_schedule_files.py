@@ -249,3 +249,37 @@ def test_a_file_that_is_not_complete(jobs: Jobs) -> None:
     file = write(jobs, "rows.parquet", id=pa.array(["a"]), n=pa.array([1]))
     whole = file.read_bytes()
     assert "not complete" in refusal(jobs, "cut.parquet", content=whole[:-9])
+
+
+OPEN = "id,delay,body\n1,1h,{}\n2,1h,y\n3,1h,z\n"
+
+
+@pytest.mark.parametrize("value", ['"x', '"x"y"', '"say \\"hi\\""', '"ab"c'])
+@pytest.mark.parametrize("mode", ["lines", "multiLine", "utf-16"])
+def test_a_quote_that_is_not_closed(jobs: Jobs, value: str, mode: str) -> None:
+    """It would take the rest of the line or file for its value, or remain in it."""
+    content: str | bytes = OPEN.format(value)
+    options = () if mode == "lines" else ("--read-option", "multiLine=true")
+    if mode == "utf-16":
+        content = OPEN.format(value).encode("utf-16")
+        options = ("--read-option", "encoding=UTF-16")
+    line = refusal(jobs, "orders.csv", *options, content=content)
+    assert "orders.csv: a quote is not closed, or is not the end of a value" in line
+    is_escaped = "\\" in value and mode == "lines"
+    assert ("add --read-option escape=\\ " in line) == is_escaped
+    send(jobs, None, *options, "--read-option", "quote=")
+    assert jobs.message("1").body == value
+
+
+def test_quotes_in_values(jobs: Jobs) -> None:
+    values = ['5" nail', '"5"" nail"', '"a, b"', '""""', 'a""b', '"x" ']
+    content = "id\tdelay\tbody\n" + "".join(f"{n}\t1h\t{v}\n" for n, v in enumerate(values))
+    send(jobs, content, name="rows.tsv")
+    bodies = [jobs.message(str(number)).body for number in range(len(values))]
+    assert bodies == ['5" nail', '5" nail', "a, b", '"', 'a""b', "x"]
+    jobs.client.flushall()
+    lines = 'id,delay,body\n# "a comment\n1,1h,"a\nb ""c"""\n'
+    assert "multiLine=true if values have line breaks" in refusal(jobs, "orders.csv", content=lines)
+    options = ("--read-option", "multiLine=true", "--read-option", "comment=#")
+    send(jobs, None, *options)
+    assert jobs.message("1").body == 'a\nb "c"'

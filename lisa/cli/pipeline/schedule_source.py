@@ -241,11 +241,90 @@ def _read_csv(
     # With pruning, Spark does not see that a line has more or fewer values than the header.
     options |= {"columnPruning": "false", "columnNameOfCorruptRecord": CORRUPT}
     table = load("csv", options, StructType([*fields, StructField(CORRUPT, StringType())]))
+    _check_quotes(load, options, table.schema)
     if not given.keys() & {"encoding", "charset"}:
         table = _without_undecoded(table)
     if schema is None:
         return Rows(table, are_texts=given.get("inferschema", "").lower() != "true")
     return Rows(_typed(table, {field.name: field.dataType for field in schema.fields}, given))
+
+
+def _check_quotes(
+    load: Callable[..., DataFrame], options: Mapping[str, str], schema: StructType
+) -> None:
+    """Raises ConfigError if a value begins with a quote and does not end with one.
+
+    Spark would take the rest of the line or file for the value, or keep quotes and backslashes.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    quote, escape = given.get("quote", '"'), given["escape"]
+    if not quote:
+        return
+    mark, escaped = re.escape(quote), re.escape(quote) if escape == quote else "."
+    lines = _lines(load, given).where(sf.contains("value", sf.lit(quote)))
+    value = sf.regexp_replace("value", re.escape(escape) + escaped, "")
+    if given.get("multiline", "").lower() == "true":  # a value may end in another line
+        quotes = sf.sum(sf.length(sf.regexp_replace(value, f"[^{mark}]", "")))
+        odd = lines.groupBy("file").agg(quotes.alias("quotes")).where("quotes % 2 = 1").first()
+        file = _stray_quote(load, given, schema) if odd is None else odd.file
+        if file is None:
+            return
+        what, cure = "", "quote= if quotes have no meaning"
+    else:
+        separator = re.escape(_separator(given))
+        start = f"(^|{separator})"
+        if given.get("ignoreleadingwhitespace", "").lower() == "true":
+            start += r"\s*"
+        end = "" if _HANDLING in given else rf"(?=\s*($|{separator}))"
+        rest = sf.regexp_replace(value, f"{start}{mark}[^{mark}]*+{mark}{end}", "$1")
+        found = lines.where(rest.rlike(f"{start}{mark}")).first()
+        if found is None:
+            return
+        file, what = found.file, f": {found.value[:80]!r}"
+        cure = "multiLine=true if values have line breaks, quote= if quotes have no meaning"
+        if f"\\{quote}" in found.value and escape == quote:
+            cure = "escape=\\ if quotes follow backslashes"
+    raise ConfigError(
+        f"{shown(file)}: a quote is not closed, or is not the end of a value{what}; add "
+        f"--read-option {cure}"
+    )
+
+
+_HANDLING = "unescapedquotehandling"
+
+
+def _stray_quote(
+    load: Callable[..., DataFrame], given: Mapping[str, str], schema: StructType
+) -> str | None:
+    """A file in which a quote within a value is not escaped, and no option says what it means."""
+    try:
+        load("csv", {_HANDLING: "RAISE_ERROR", **given}, schema).count()
+    except Exception as error:
+        found = re.search(r"reading file (\S+)\.\s[\s\S]*Unescaped quote", str(error))
+        if found is None:
+            raise
+        return found[1]
+    return None
+
+
+def _lines(load: Callable[..., DataFrame], given: Mapping[str, str]) -> DataFrame:
+    """The lines of a CSV, without comments: columns `file` and `value`."""
+    options = {name: given[name] for name in _FILES.lower().split() if name in given}
+    encoding = given.get("encoding", given.get("charset", "UTF-8")).upper()
+    value = sf.col("value")
+    if encoding.startswith(("UTF-16", "UTF-32")):
+        options["wholetext"] = "true"
+        value = sf.explode(sf.split(sf.decode(value.cast("binary"), encoding), "[\r\n]+"))
+    elif "linesep" in given:
+        options["lineSep"] = given["linesep"]
+    lines = load("text", options).select(sf.col("_metadata.file_path").alias("file"), "value")
+    lines = lines.withColumn("value", value)
+    comment = given.get("comment")
+    return lines.where(~sf.startswith("value", sf.lit(comment))) if comment else lines
+
+
+def _separator(given: Mapping[str, str]) -> str:
+    return given.get("sep", given.get("delimiter", ",")).replace(r"\t", "\t")
 
 
 _TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?"
