@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame
@@ -20,7 +21,9 @@ from lisa.core.model.keys import LOCAL_HEADER, WINDOW_HEADER, Keys
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.schedule import Scheduled, schedule
+from lisa.pipeline.source import writer
 from lisa.pipeline.source.outcome import Counts
+from lisa.pipeline.source.writer import by_due
 from tests.roles import Cast
 from tests.servers import wait_until
 from tests.spark.jobs import KEYS, TOPIC, Jobs
@@ -248,6 +251,30 @@ def test_repeating_a_job_adds_nothing(jobs: Jobs) -> None:
     again = jobs.schedule(later(jobs, 3000, partitions=3))
     assert (again.accepted, again.duplicate) == (0, 3000)
     assert len(jobs.scores()) == 3000
+
+
+def test_tasks_send_rows_in_the_order_of_due_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within some size; every row remains as it is."""
+    rows = [
+        {"id": str(n), "due": n * 7919 % 1000 if n % 10 else None, "headers": [("n", str(n))]}
+        for n in range(1000)
+    ]
+    headers = pa.map_(pa.string(), pa.string())
+    schema = pa.schema({"id": pa.string(), "due": pa.int64(), "headers": headers})
+    batches = pa.Table.from_pylist(rows, schema).to_batches(50)
+    monkeypatch.setattr(writer, "SORTED_BYTES", sum(batch.nbytes for batch in batches[:10]))
+    ordered = list(by_due(iter(batches)))
+    assert max(batch.num_rows for batch in ordered) == 50
+    sent = pa.Table.from_batches(ordered).to_pylist()
+    for half in (slice(None, 500), slice(500, None)):
+        dues = [row["due"] for row in sent[half] if row["due"] is not None]
+        assert dues == sorted(row["due"] for row in rows[half] if row["due"] is not None)
+    assert sorted(sent, key=lambda row: int(row["id"])) == rows
+    unordered = [batch.drop_columns("due") for batch in batches]
+    assert list(by_due(iter(unordered))) == unordered
+    monkeypatch.setattr(writer, "SORTED_BYTES", batches[0].nbytes // 3)
+    assert list(by_due(iter(batches))) == batches, "a batch that is larger is left as it is"
+    assert list(by_due(iter([]))) == []
 
 
 def test_a_repeated_id_in_one_job_is_one_message(jobs: Jobs) -> None:

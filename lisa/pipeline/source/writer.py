@@ -80,6 +80,9 @@ _log = logging.getLogger("lisa.pipeline")
 DUPLICATE_BYTES = 4 << 20
 """Maximum size of the duplicate rows that one task returns to the driver."""
 
+SORTED_BYTES = 32 << 20
+"""Size of the rows that a task sorts by their due times."""
+
 COMPLETING = -1
 """Used instead of a partition number in the send tokens of `send_missing`."""
 
@@ -239,6 +242,33 @@ class LisaStreamWriter(DataSourceStreamArrowWriter):
         return None if self.options.job is None else f"{self.options.job}\0{run}"
 
 
+def by_due(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in the order of column `due`, if there is one, within some SORTED_BYTES.
+
+    Redis finds the places of messages in a large sorted set faster if they are near each other:
+    among five million messages, rows in random order take it twice as long.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= SORTED_BYTES:
+            yield from _sorted(held)
+            held, size = [], 0
+    yield from _sorted(held)
+
+
+def _sorted(held: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    is_large = sum(batch.nbytes for batch in held) > 2 * SORTED_BYTES  # a batch of large bodies
+    if not held or is_large or "due" not in held[0].schema.names:
+        return held
+    table = pa.Table.from_batches(held).combine_chunks().sort_by("due")
+    most = max(batch.num_rows for batch in held)
+    ordered: list[pa.RecordBatch] = table.combine_chunks().to_batches(most)
+    return ordered
+
+
 class Task:
     """Sends the rows of one partition."""
 
@@ -255,7 +285,7 @@ class Task:
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Send all rows. Raises LisaError if the server does not answer."""
         with closing(self._sender):
-            for batch in batches:
+            for batch in by_due(batches):
                 self._sender.batch = batch
                 self._send(read_rows(batch, json_text=self._options.json_text))
         self._result.digests = bytes(self._digests)
