@@ -1,10 +1,10 @@
 """Compares scheduling a Parquet file with Spark and with `send_many` in one process.
 
-    python benchmarks/pipeline/schedule.py [--rows 1000000]
+    python benchmarks/pipeline/schedule.py [--rows 1000000 --rows 5000000] [--grow 10]
 
-Both send the same file to an embedded server that is emptied in between; the Spark session and the
-producer are warmed up. Prints one JSON document: rows per second, their ratio, and the peak memory
-of driver and workers.
+Both send the same files to an embedded server, in turn; it is emptied in between. The Spark session
+and the producer are warmed up. Prints one JSON document: for each number of rows those per second
+and their ratio, the growth of the time with the rows, and the peak memory of driver and workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +55,6 @@ def write_file(path: Path, rows: int) -> None:
             )
 
 
-def bodies(path: Path) -> Iterator[str]:
-    """Read the bodies."""
-    for batch in pq.ParquetFile(path).iter_batches(columns=["body"]):
-        yield from batch.column(0).to_pylist()
-
-
 def messages(path: Path, *, ids: bool) -> Iterator[Outgoing]:
     """Read messages with due times, and with ids if `ids`."""
     for batch in pq.ParquetFile(path).iter_batches():
@@ -70,43 +64,46 @@ def messages(path: Path, *, ids: bool) -> Iterator[Outgoing]:
 
 
 class Comparison:
-    """Sends the same file with Spark and with a producer, to a server emptied before each run."""
+    """Sends the same rows with Spark and with a producer, to a server emptied before each run."""
 
-    def __init__(self, spark: SparkSession, url: str, rows: int, scratch: Path) -> None:
+    def __init__(self, spark: SparkSession, producer: Producer, url: str, scratch: Path) -> None:
         self._spark = spark
+        self._producer = producer
         self._url = url
-        self._rows = rows
-        self._path, self._warm = scratch / "rows.parquet", scratch / "warm.parquet"
+        self._path = scratch / "rows.parquet"
+
+    def warm_up(self) -> None:
+        """Send some rows in each way."""
+        write_file(self._path, 5_000)
+        for ids in (True, False):
+            self.plain(ids=ids)
+            self.by_spark(ids=ids)
+
+    def run(self, rows: int) -> dict[str, Any]:
+        """Rows per second of both, and their ratio, with given and with made ids."""
         write_file(self._path, rows)
-        write_file(self._warm, 5_000)
+        plain, by_spark = {}, {}
+        for name, ids in (("ids", True), ("no ids", False)):
+            plain[name] = round(rows / self.plain(ids=ids))
+            by_spark[name] = round(rows / self.by_spark(ids=ids))
+        ratio = {name: round(by_spark[name] / plain[name], 2) for name in plain}
+        return {"rows": rows, "plain_per_s": plain, "spark_per_s": by_spark, "ratio": ratio}
 
-    def plain(self) -> dict[str, float]:
-        """Seconds that one process takes with `send_many`; warms Spark up, too."""
-        path = self._path
-        with Producer(self._url) as producer:
-            producer.send_many(TOPIC, ["warm"])
-            for ids in (True, False):
-                self._send(self._warm, ids=ids)
-            return {
-                "ids": self._timed(lambda: producer.send_many(TOPIC, messages(path, ids=True))),
-                "no ids": self._timed(lambda: producer.send_many(TOPIC, messages(path, ids=False))),
-                "bodies": self._timed(lambda: producer.send_many(TOPIC, bodies(path), at_ms=2**42)),
-            }
+    def grown(self, rows: int, times: int) -> float:
+        """Spark's time for `times` as many rows, over `times` its time for `rows`; with ids."""
+        write_file(self._path, rows)
+        before = self.by_spark(ids=True)
+        write_file(self._path, times * rows)
+        return self.by_spark(ids=True) / (times * before)
 
-    def by_spark(self) -> dict[str, float]:
+    def plain(self, *, ids: bool) -> float:
+        """Seconds that one process takes with `send_many`."""
+        rows = messages(self._path, ids=ids)
+        return self._timed(lambda: self._producer.send_many(TOPIC, rows))
+
+    def by_spark(self, *, ids: bool) -> float:
         """Seconds that Spark takes."""
-        taken = {
-            "ids": self._timed(lambda: self._send(self._path, ids=True)),
-            "no ids": self._timed(lambda: self._send(self._path, ids=False)),
-        }
-        began = time.perf_counter()
-        self._send(self._path, ids=False, again=True)
-        return taken | {"no ids, again": time.perf_counter() - began}
-
-    def grown(self, times: int) -> float:
-        """Seconds that Spark takes for `times` as many rows, with ids."""
-        write_file(self._path, times * self._rows)
-        return self._timed(lambda: self._send(self._path, ids=True))
+        return self._timed(lambda: self._send(ids=ids))
 
     def _timed(self, work: Callable[[], Any]) -> float:
         link = Connection(Address(self._url))
@@ -116,57 +113,45 @@ class Comparison:
         work()
         return time.perf_counter() - began
 
-    def _send(self, file: Path, *, ids: bool, again: bool = False) -> None:
-        df = self._spark.read.parquet(str(file))
+    def _send(self, *, ids: bool) -> None:
+        df = self._spark.read.parquet(str(self._path))
         done = schedule(
             df if ids else df.drop("id"),
             url=self._url,
             topic=TOPIC,
             job=None if ids else "bench",
         )
-        if not again and done.accepted != pq.read_metadata(file).num_rows:
-            raise SystemExit(f"{done} is not all of {file}")
+        if done.accepted != pq.read_metadata(self._path).num_rows:
+            raise SystemExit(f"{done} is not all of {self._path}")
 
 
-def measure(rows: int, grow: int, master: str) -> dict[str, Any]:
+def measure(rows: Sequence[int], grow: int, master: str) -> dict[str, Any]:
     """Run all measurements; returns the figures."""
     with tempfile.TemporaryDirectory() as scratch, EmbeddedServer() as server:
         spark = spark_session(app="bench", master=master, settings={"spark.local.dir": scratch})
-        comparison = Comparison(spark, server.url, rows, Path(scratch))
-        plain = comparison.plain()
-        with Peak() as memory:
-            taken = comparison.by_spark()
-            grown = {"ids": comparison.grown(grow)} if grow > 1 else {}
+        with Producer(server.url) as producer, Peak() as memory:
+            comparison = Comparison(spark, producer, server.url, Path(scratch))
+            comparison.warm_up()
+            runs = [comparison.run(count) for count in rows]
+            growth = round(comparison.grown(rows[0], grow), 2) if grow > 1 else None
         spark.stop()
-    rates = {name: round(rows / seconds) for name, seconds in taken.items()}
-    plain_rates = {name: round(rows / seconds) for name, seconds in plain.items()}
-    return {
-        "rows": rows,
-        "master": master,
-        "spark_rows_per_s": rates,
-        "plain_rows_per_s": plain_rates,
-        "ratio": {name: round(rates[name] / plain_rates[name], 2) for name in ("ids", "no ids")},
-        "ratio_to_bodies_alone": round(rates["ids"] / plain_rates["bodies"], 2),
-        "growth": {
-            name: round(seconds / (grow * taken[name]), 2) for name, seconds in grown.items()
-        },
-        "memory_mib": round(memory.mib),
-    }
+    return {"master": master, "runs": runs, "growth": growth, "memory_mib": round(memory.mib)}
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, action="append", help="may be repeated; 1,000,000")
     parser.add_argument(
         "--grow",
         type=int,
         default=1,
         metavar="N",
-        help="also send N times as many rows: growth is time over N times the time",
+        help="also send N times the first number of rows: growth is time over N times the time",
     )
     parser.add_argument("--master", default="local[2]")
-    print(json.dumps(measure(**vars(parser.parse_args()))))
+    given = parser.parse_args()
+    print(json.dumps(measure(given.rows or [1_000_000], given.grow, given.master)))
 
 
 if __name__ == "__main__":
