@@ -24,6 +24,7 @@ PEAK = PeakLoad(
     memory=float("inf"),
 )
 BATCH = 100
+WAIT_DAYS = 30
 BENCH_ROUND_TRIP_US = 84.0
 BENCHED = (
     ("300/s", 300.0, 0, 0.81, 1.59),
@@ -96,6 +97,21 @@ a network round trip of 0.5 ms. A drain is a backlog that is due at one instant,
   how many you need.
 """
 
+FAR_FUTURE = """
+## What the far future costs
+
+Memory of Redis for a million messages of {body} bytes that are sent evenly and wait {days} days, in
+Redis or [in a table]({page}), of which a loader sends what falls due within a horizon:
+
+{table}
+
+> messages x (horizon x ({waiting:.0f} + body) + dedupe_for x {tombstone:.0f}) / {days} days
+
+A loader raises the topic's `dedupe_for` to the horizon and an hour, and never lowers it; the
+default is a day. Without a loader the horizon is all {days} days, and ids are remembered for the
+`retention`, a minute.
+"""
+
 LATENESS = """
 ## Lateness and the network
 
@@ -131,7 +147,7 @@ outage a backlog is due at once, and a batch job may send a day's messages in a 
 
 def render() -> str:
     """The whole page."""
-    return f"{HEAD}{_costs()}{_capacity()}{_lateness()}{_checks()}"
+    return f"{HEAD}{_costs()}{_capacity()}{_far_future()}{_lateness()}{_checks()}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -207,6 +223,28 @@ def _capacity() -> str:
         table=table(columns, rows),
         consumer=float(f"{1e6 / MEASURED.consumer_message:.1g}"),
         manager=float(f"{1e6 / MEASURED.manager_message:.1g}"),
+    )
+
+
+def _far_future() -> str:
+    rows = []
+    for where, horizon_h, remembered_h in (
+        ("Redis alone", 24 * WAIT_DAYS, 0),
+        ("horizon 24 h", 24, 25),
+        ("horizon 6 h", 6, 24),
+        ("horizon 6 h, `dedupe_for` set to 7 h", 6, 7),
+    ):
+        waiting = horizon_h * (MEASURED.waiting + PEAK.body) / 24 / WAIT_DAYS
+        tombstones = remembered_h * MEASURED.tombstone / 24 / WAIT_DAYS
+        cells = (f"{amount:.3g} MB" for amount in (waiting, tombstones, waiting + tombstones))
+        rows.append((where, *cells))
+    return FAR_FUTURE.format(
+        body=PEAK.body,
+        days=WAIT_DAYS,
+        page="../how-to/far-future.md",
+        table=table(("they wait in", "messages", "tombstones", "both"), rows),
+        waiting=MEASURED.waiting,
+        tombstone=MEASURED.tombstone,
     )
 
 

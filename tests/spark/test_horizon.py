@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import re
 import string
 import struct
@@ -23,7 +24,7 @@ from lisa.core.model.errors import ConfigError
 from lisa.core.store import presence
 from lisa.pipeline.jobs.schedule import Scheduled
 from tests.docs.test_pages import DEFAULT_URL, ROOT, blocks
-from tests.servers import JVM_PATIENCE, wait_until
+from tests.servers import JVM_PATIENCE, Processes, wait_until
 from tests.spark.jobs import KEYS, TOPIC, Jobs, send
 
 HOUR_MS = 3_600_000
@@ -382,3 +383,42 @@ def test_the_handler_of_the_page(table: Table) -> None:
         table.jobs.producer.run_schedule("loads", "load")
         wait_until(lambda: set(table.jobs.scores(waiting)) == {"soon"}, timeout=JVM_PATIENCE)
         assert table.jobs.message("soon", "mails").body == "soon"
+
+
+LOAD = """
+import sys
+from datetime import timedelta
+from lisa.pipeline import schedule, spark_session
+
+url, source = sys.argv[1:]
+spark = spark_session(app="load", master="local[2]")
+rows = spark.read.parquet(source)
+schedule(rows, url=url, topic="orders", job="nightly", due_within=timedelta(days=1), max_rate=300)
+"""
+
+
+def test_a_killed_loader_and_two_at_once_send_each_row_once(
+    processes: Processes, table: Table
+) -> None:
+    """Also the rows without ids, of which some are equal."""
+    jobs, source, count = table.jobs, table.jobs.folder / "table", 2_000
+    rows = jobs.spark.range(0, count, 1, 4)
+    due = f"timestamp_millis({table.due(1)} + id % 100 * 600000) AS due"
+    rows.selectExpr("concat('body ', id % 50) AS body", due).write.parquet(str(source))
+    sent = random.randrange(1, 1_000)
+    killed = processes.start("-c", LOAD, jobs.url, str(source))
+    wait_until(lambda: not killed.alive or len(table.ids()) >= sent, timeout=JVM_PATIENCE)
+    killed.kill()
+    killed.end()  # its JVM, too
+    left = len(table.ids())
+    assert sent <= left < count, killed.output
+    assert not jobs.client.exists(jobs.store.keys.loaders)
+    run = processes.start("-c", LOAD, jobs.url, str(source))
+    wait_until(lambda: not run.alive or len(table.ids()) > left, timeout=JVM_PATIENCE)
+    found = jobs.spark.read.parquet(str(source))
+    done = jobs.schedule(found, job="nightly", due_within=DAY)
+    assert (done.refused, len(table.ids())) == (0, count)
+    assert run.wait(timeout=JVM_PATIENCE) == 0, run.output
+    assert len(table.ids()) == count
+    assert jobs.client.hget(KEYS.stats, "sent") == str(count).encode()
+    assert table.record.topic == TOPIC
