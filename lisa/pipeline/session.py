@@ -1,8 +1,7 @@
 """The Spark session of Lisa's jobs: the caller's, spark-submit's, a Spark Connect server's, or new.
 
-Spark Connect runs what Spark's Python API expresses: sending rows, and reading live messages.
-Archives need a session in this process: their files, databases and locks are reached through its
-JVM, which Spark Connect does not show.
+Spark Connect runs all jobs but `archive`, whose batches are written by the process that runs the
+query, and restores from a database, whose driver runs in the JVM of a session in this process.
 """
 
 from __future__ import annotations
@@ -124,15 +123,17 @@ def is_remote(spark: SparkSession) -> bool:
 
 def jvm_of(spark: SparkSession) -> Any:
     """The JVM of a session. Raises ConfigError for Spark Connect, which has none."""
-    if is_remote(spark):
-        raise ConfigError(NEEDS_JVM)
-    return spark._jvm  # noqa: SLF001  the only way to Hadoop's file systems and to JDBC's locks
+    refuse_connect(is_remote(spark), "an archive in a database")
+    return spark._jvm  # noqa: SLF001  the only way to the transactions and locks of a JDBC driver
 
 
-NEEDS_JVM = (
-    "archives cannot be used over Spark Connect: they are reached through the JVM of a session in "
-    "this process. Give another --master, such as local[*]"
-)
+def refuse_connect(is_remote: bool, what: str) -> None:  # noqa: FBT001
+    """Raises ConfigError if a session belongs to Spark Connect, which cannot be used for `what`."""
+    if is_remote:
+        raise ConfigError(
+            f"{what} cannot be used over Spark Connect: it needs Spark in this process. Give "
+            "another --master, such as local[*]"
+        )
 
 
 @contextmanager
@@ -164,6 +165,17 @@ def persisted(rows: DataFrame, level: StorageLevel | None = None) -> DataFrame:
     fitting = {"spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true"}
     with changed(rows.sparkSession, fitting):
         return rows.persist() if level is None else rows.persist(level)
+
+
+def observation(rows: DataFrame) -> Any:
+    """A new observation for `rows.observe`; Spark Connect has a class of its own."""
+    if is_remote(rows.sparkSession):
+        from pyspark.sql.connect.observation import Observation as ConnectObservation
+
+        return ConnectObservation()
+    from pyspark.sql import Observation
+
+    return Observation()
 
 
 def parallelism(spark: SparkSession) -> int:

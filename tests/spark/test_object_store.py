@@ -1,6 +1,6 @@
 """An archive and a report in S3, by Hadoop's S3A, delta-rs and pyarrow, on a local server.
 
-Needs `pip install 'moto[server]'`; Spark downloads 670 MB of jars.
+Needs `pip install 'moto[server]'`; for the archive, Spark downloads 670 MB of jars.
 """
 
 import json
@@ -35,6 +35,9 @@ for number in range(2):
     folder.write("a/from", f"moved {{number}}")
     folder.rename("a/from", "b/to")
 print(folder.read("a/file"), folder.read("b/to"), folder.names("a"), sep="|")
+folder.delete("a")
+folder.delete("nothing")
+print(folder.files(""), folder.read("a/file"), folder.names("a"), sep="|")
 """
 
 
@@ -43,10 +46,10 @@ class Bucket:
 
     def __init__(self, endpoint: str) -> None:
         self.settings = {
-            "spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop_version()}",
             "spark.hadoop.fs.s3a.endpoint": endpoint,
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
+        self.jars = {"spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"}
         self.env = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
@@ -91,8 +94,9 @@ class Bucket:
 
     def pipeline(self, redis_url: str, *words: str) -> str:
         """The output of a job."""
-        settings = [f"--spark-conf={name}={value}" for name, value in self.settings.items()]
-        command = ["-m", "lisa.cli.main", "pipeline", *words, *settings]
+        settings = {**self.settings, **self.jars}.items()
+        given = [f"--spark-conf={name}={value}" for name, value in settings]
+        command = ["-m", "lisa.cli.main", "pipeline", *words, *given]
         return self.run(*command, redis_url=redis_url)
 
 
@@ -123,7 +127,10 @@ def answers(port: int) -> bool:
 def test_files_are_replaced(bucket: Bucket) -> None:
     """As after a job that was killed before its commit, and does the same again."""
     said = bucket.run("-c", FOLDER.format(settings=bucket.settings))
-    assert said.splitlines()[-1] == "written 1|moved 1|['file']"
+    assert said.splitlines()[-2:] == [
+        "written 1|moved 1|['file']",
+        "[Stored(path='b/to', size=7)]|None|[]",
+    ]
 
 
 def test_an_archive_and_its_report(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

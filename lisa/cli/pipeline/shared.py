@@ -72,10 +72,18 @@ class JobOptions:
         for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             PySparkLogger.getLogger(logger).disabled = True
         from lisa.pipeline.errors import unwrapped
-        from lisa.pipeline.session import NEEDS_JVM, chosen_master, is_connect, spark_session
+        from lisa.pipeline.session import (
+            chosen_master,
+            is_connect,
+            refuse_connect,
+            spark_session,
+        )
 
-        if archive and is_connect(chosen_master(self.master)):
-            raise ConfigError(NEEDS_JVM)
+        remote = is_connect(chosen_master(self.master))
+        refuse_connect(remote and name == "archive", "lisa pipeline archive")
+        refuse_connect(
+            remote and archive is not None and archive.is_database, "an archive in a database"
+        )
         with (
             unwrapped(),
             progress_lines(f"lisa pipeline {name}", shown=progress and not self.json) as lines,

@@ -26,7 +26,7 @@ __all__ = ["Archive", "ArchiveGap", "TopicRecord", "default_name", "open_archive
 def open_archive(
     spark: SparkSession, where: str, properties: Mapping[str, str] | None = None
 ) -> Archive:
-    """Open the archive at a directory, a URL that Hadoop supports, or a JDBC URL.
+    """Open the archive at a directory, its URL, or a JDBC URL.
 
     properties: for JDBC: user, password, table_prefix and settings of the driver.
 

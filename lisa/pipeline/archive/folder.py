@@ -1,17 +1,16 @@
-"""A directory on any file system that Hadoop knows, reached through Spark's JVM."""
+"""A directory on a local disk, in an object store or in HDFS, reached without Spark."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from py4j.protocol import Py4JJavaError
+from pyarrow import NativeFile, fs
 
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.paths import absolute
-from lisa.pipeline.session import jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +23,7 @@ _S3 = {
     "AWS_ENDPOINT_URL": "endpoint",
     "AWS_REGION": "endpoint.region",
 }
-"""Names of delta-rs -> names of Hadoop after `fs.s3a.`; without them, the environment counts."""
+"""Names of delta-rs -> names after `spark.hadoop.fs.s3a.`; without them, the environment counts."""
 
 
 class Stored(NamedTuple):
@@ -37,30 +36,36 @@ class Stored(NamedTuple):
 class Folder:
     """A directory; all paths are relative to it.
 
-    Writes are durable, because the journal trims events as soon as the archive has them. Hadoop
-    ensures durability on its own file systems; on a local disk this class calls fsync.
+    Writes are durable, because the journal trims events as soon as the archive has them. Other file
+    systems ensure durability themselves; on a local disk this class calls fsync.
+
+    where: a path, or a URL that Spark, delta-rs and pyarrow support. Raises ConfigError for others.
     """
 
     def __init__(self, spark: SparkSession, where: str) -> None:
-        jvm = jvm_of(spark)
-        conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
-        self._jvm, self._conf = jvm, conf
-        try:
-            root = jvm.org.apache.hadoop.fs.Path(absolute(where))
-            self._fs = root.getFileSystem(conf)
-            self._root = self._fs.makeQualified(root)
-            # On a local disk Hadoop keeps checksum files. With them, a file cannot be replaced
-            # atomically: a concurrent reader finds no file, or a wrong checksum.
-            local = self._fs.getScheme() == "file" and hasattr(self._fs, "getRaw")
-            self._texts = self._fs.getRaw() if local else self._fs
-        except Py4JJavaError as error:
-            raise ConfigError(f"{where}: {error.java_exception.getMessage()}") from error
-        self.where: str = self._root.toString()
-        scheme = self.where.partition(":")[0]
+        where = absolute(where)
+        scheme = where.partition(":")[0] if not where.startswith("/") else "file"
         self._is_local, self._is_s3 = scheme == "file", scheme in {"s3", "s3a", "s3n"}
+        self._settings: dict[str, str] = {}
+        if self._is_local:
+            self._root = os.path.abspath(re.sub("^file:(//)?(?=/)", "", where))  # noqa: PTH100
+            self._fs, self.where = fs.LocalFileSystem(), f"file:{self._root}"
+            return
+        self.where = where.rstrip("/")
+        try:
+            if self._is_s3:
+                self._settings = _s3_settings(spark)
+                self._fs = _s3(self._settings)
+                self._root = self.where.partition("://")[2]
+            else:
+                self._fs, self._root = fs.FileSystem.from_uri(self.where)
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise ConfigError(f"{where}: {error}") from error
+        # A file of an object store appears, or is replaced, when it is complete.
+        self._is_store = not isinstance(self._fs, fs.HadoopFileSystem)
 
-    def _path(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self.url(path))
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
 
     def url(self, path: str = "") -> str:
         """The URL of a path, for Spark's readers and writers."""
@@ -68,50 +73,36 @@ class Folder:
 
     def delta_address(self, path: str) -> tuple[str, dict[str, str]]:
         """The URL of a path for delta-rs, and its settings, from Hadoop's settings for S3."""
-        url = self.url(path)
         if self._is_local:
-            return url.removeprefix("file:"), {}
-        rest = url.partition(":")[2]
-        if not self._is_s3:
-            return url, {}
-        found = {name: self._conf.get(f"fs.s3a.{theirs}") for name, theirs in _S3.items()}
-        settings = {name: str(value) for name, value in found.items() if value}
-        endpoint = settings.get("AWS_ENDPOINT_URL", "")
-        if endpoint and "://" not in endpoint:
-            settings["AWS_ENDPOINT_URL"] = f"https://{endpoint}"
-        if endpoint.startswith("http:"):
-            settings["AWS_ALLOW_HTTP"] = "true"
-        return f"s3:{rest}", settings
+            return self._path(path), {}
+        url = self.url(path)
+        return f"s3:{url.partition(':')[2]}" if self._is_s3 else url, self._settings
 
-    def exists(self, path: str) -> bool:
-        """Whether the file or directory exists."""
-        return bool(self._fs.exists(self._path(path)))
+    def open(self, path: str) -> NativeFile:
+        """Open a file to read; close it. Raises FileNotFoundError if it does not exist."""
+        return self._fs.open_input_file(self._path(path))
 
     def read(self, path: str) -> str | None:
         """The content of a text file, None if it does not exist."""
-        from_java = self._jvm.org.apache.hadoop.io.IOUtils
         try:
-            stream = self._texts.open(self._path(path))
-        except Py4JJavaError as error:
-            if "FileNotFound" in error.java_exception.getClass().getName():
-                return None
-            raise
-        with closing(stream):
-            out = self._jvm.java.io.ByteArrayOutputStream()
-            from_java.copyBytes(stream, out, 65536, False)  # noqa: FBT003  Java's
-            return bytes(out.toByteArray()).decode()
+            with self.open(path) as file:
+                return bytes(file.read()).decode()
+        except FileNotFoundError:
+            return None
 
     def write(self, path: str, text: str) -> None:
         """Write or replace a text file; atomically, except that HDFS lacks it for a moment."""
-        if self._is_s3:  # a file appears, or is replaced, when it is complete
+        if not self._is_local and self._is_store:
             self._create(path, text)
             return
-        temporary = f"{path.rpartition('/')[0]}/.{path.rpartition('/')[2]}.tmp"
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.tmp".lstrip("/")
+        self._make(folder)
         self._create(temporary, text)
         self.rename(temporary, path)
 
     def _create(self, path: str, text: str) -> None:
-        with closing(self._texts.create(self._path(path), True)) as stream:  # noqa: FBT003  Java's
+        with self._fs.open_output_stream(self._path(path), compression=None) as stream:
             stream.write(text.encode())
 
     def rename(self, path: str, to: str) -> None:
@@ -119,14 +110,29 @@ class Folder:
 
         A checksum file of Hadoop stays behind.
         """
-        target = self._path(to)
-        self._fs.mkdirs(target.getParent())
-        if not self._is_local:  # a rename replaces no other file
+        folder = to.rpartition("/")[0]
+        if self._is_local:
+            self._make(folder)
+            self.sync(path)
+            os.replace(self._path(path), self._path(to))  # noqa: PTH105
+            self.sync(folder)
+        elif self._is_store:
+            self._fs.copy_file(self._path(path), self._path(to))
+            self._fs.delete_file(self._path(path))
+        else:  # a rename replaces no other file
+            self._make(folder)
             self.delete(to)
-        self.sync(path)
-        if not self._texts.rename(self._path(path), target):
-            raise OSError(f"cannot move {self.url(path)} to {self.url(to)}")
-        self.sync(to.rpartition("/")[0])
+            self._fs.move(self._path(path), self._path(to))
+
+    def _make(self, path: str) -> None:
+        """Create a directory, durably, with those above it."""
+        lacking, above = list[str](), self._path(path)
+        while self._is_local and not os.path.isdir(above):  # noqa: PTH112
+            above = os.path.dirname(above)  # noqa: PTH120
+            lacking.append(above)
+        self._fs.create_dir(self._path(path), recursive=True)
+        for folder in lacking:
+            _sync(folder)
 
     def check(self, files: Iterable[Stored]) -> None:
         """Raises LisaError if a file on a local disk is missing, or has another size.
@@ -134,7 +140,7 @@ class Folder:
         Spark reads an empty file as one without rows. Other file systems show complete files only.
         """
         for file in files if self._is_local else ():
-            whole = self.url(file.path).removeprefix("file:")
+            whole = self._path(file.path)
             size = os.stat(whole).st_size if os.path.exists(whole) else None  # noqa: PTH110, PTH116
             if size != file.size:
                 found = "is missing" if size is None else f"has {size:,} bytes"
@@ -145,33 +151,62 @@ class Folder:
 
     def sync(self, path: str) -> None:
         """Flush a file or directory to disk (fsync); does nothing on other file systems."""
-        if not self._is_local:
-            return
-        opened = os.open(self.url(path).removeprefix("file:"), os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        if self._is_local:
+            _sync(self._path(path))
 
     def delete(self, path: str) -> None:
         """Remove a file, or a directory recursively; does nothing if it does not exist."""
-        self._fs.delete(self._path(path), True)  # noqa: FBT003  Java's
+        whole = self._path(path)
+        kind = self._fs.get_file_info(whole).type
+        if kind == fs.FileType.Directory:
+            self._fs.delete_dir(whole)
+        elif kind != fs.FileType.NotFound:
+            self._fs.delete_file(whole)
 
     def names(self, path: str) -> list[str]:
         """Sorted names of a directory's entries; empty if it does not exist."""
-        if not self.exists(path):
-            return []
-        found = self._fs.listStatus(self._path(path))
-        return sorted(status.getPath().getName() for status in found)
+        return sorted(found.base_name for found in self._entries(path))
 
     def files(self, path: str) -> list[Stored]:
         """All files below a directory, sorted; without Spark's markers (names with `_` or `.`)."""
-        if not self.exists(path):
-            return []
-        found, walk = [], self._fs.listFiles(self._path(path), True)  # noqa: FBT003  Java's
-        while walk.hasNext():
-            status = walk.next()
-            whole = status.getPath().toString()
-            if whole.rpartition("/")[2][0] not in "._":
-                found.append(Stored(whole[len(self.where) + 1 :], int(status.getLen())))
-        return sorted(found)
+        return sorted(
+            Stored(found.path[len(self._root) + 1 :], found.size)
+            for found in self._entries(path, recursive=True)
+            if found.type == fs.FileType.File and found.base_name[0] not in "._"
+        )
+
+    def _entries(self, path: str, *, recursive: bool = False) -> list[fs.FileInfo]:
+        asked = fs.FileSelector(self._path(path), allow_not_found=True, recursive=recursive)
+        found: list[fs.FileInfo] = self._fs.get_file_info(asked)
+        return found
+
+
+def _sync(whole: str) -> None:
+    opened = os.open(whole, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _s3_settings(spark: SparkSession) -> dict[str, str]:
+    found = {
+        name: spark.conf.get(f"spark.hadoop.fs.s3a.{theirs}", None) for name, theirs in _S3.items()
+    }
+    settings = {name: str(value) for name, value in found.items() if value}
+    endpoint = settings.get("AWS_ENDPOINT_URL", "")
+    if endpoint and "://" not in endpoint:
+        settings["AWS_ENDPOINT_URL"] = f"https://{endpoint}"
+    if endpoint.startswith("http:"):
+        settings["AWS_ALLOW_HTTP"] = "true"
+    return settings
+
+
+def _s3(settings: dict[str, str]) -> fs.S3FileSystem:
+    return fs.S3FileSystem(
+        access_key=settings.get("AWS_ACCESS_KEY_ID"),
+        secret_key=settings.get("AWS_SECRET_ACCESS_KEY"),
+        session_token=settings.get("AWS_SESSION_TOKEN"),
+        endpoint_override=settings.get("AWS_ENDPOINT_URL"),
+        region=settings.get("AWS_REGION"),
+    )

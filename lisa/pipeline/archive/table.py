@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from deltalake import (
     BloomFilterProperties,
@@ -31,9 +30,7 @@ from deltalake import (
     WriterProperties,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql import Observation
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -42,7 +39,7 @@ from lisa.core.model.clock import utc_text
 from lisa.core.model.errors import ConfigError, LisaError
 from lisa.pipeline.archive.folder import Stored
 from lisa.pipeline.paths import literal
-from lisa.pipeline.session import changed
+from lisa.pipeline.session import changed, observation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -423,7 +420,7 @@ def write_files(
     Raises ConfigError if the files lack rows: the executors write to another file system, such as
     the disks of their own machines.
     """
-    counted = Observation()
+    counted = observation(rows)
     writer = rows.observe(counted, sf.count(sf.lit(1)).alias("rows")).write.options(**_OPTIONS)
     (writer.partitionBy("day") if by_day else writer).parquet(folder.url(path))
     files = [_staged(folder, file) for file in folder.files(path)]
@@ -459,9 +456,8 @@ def _staged(folder: Folder, one: Stored) -> StagedFile:
 
 def footer(folder: Folder, path: str) -> pq.FileMetaData:
     """Read a file's footer in the driver itself and not in an executor."""
-    directory, _, name = path.rpartition("/")
-    handler = DeltaStorageHandler(*folder.delta_address(directory))
-    return pq.read_metadata(name, filesystem=pa_fs.PyFileSystem(handler))
+    with folder.open(path) as file:
+        return pq.read_metadata(file)
 
 
 def _statistics(footer: pq.FileMetaData) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from lisa.pipeline.archive import TopicRecord, default_name, open_writer
 from lisa.pipeline.archive.base import KEEP, ArchiveWriter
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.errors import unwrapped
-from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import parallelism
 from lisa.pipeline.source import register
@@ -96,7 +95,7 @@ def archive(
 ) -> ArchiveResult:
     """Write the events of the journal to the tables `message_log` and `messages`.
 
-    where: a directory, a URL that Hadoop supports, or a JDBC URL.
+    where: a directory, its URL, or a JDBC URL.
     topics: topics to archive; None means all topics with a journal, including new ones.
     once: stop after archiving all events that exist at the start.
     interval: time between two batches. max_events: maximum number of events in a batch.
@@ -130,7 +129,7 @@ def archive(
         closing(open_writer(spark, where, properties, keep=keep, topics=record.topics)) as writer,
     ):
         record.begin(writer.offsets(), topics)
-        checkpoint = checkpoint or f"{where.rstrip('/')}/_lisa/checkpoint"
+        checkpoint = Folder(spark, checkpoint or f"{where.rstrip('/')}/_lisa/checkpoint").url()
         check_checkpoint(spark, checkpoint, writer.offsets(), writer.gaps())
         run = ArchiveRun(writer, record, progress, stop or threading.Event(), max_events)
         run.follow(
@@ -188,9 +187,7 @@ def _start(
 
     # With an explicit schema only these columns are read, and envelopes are not decoded.
     events = spark.readStream.format("lisa").options(**options).schema(EVENT_SCHEMA).load()
-    writer = events.writeStream.foreachBatch(write).option(
-        "checkpointLocation", absolute(checkpoint)
-    )
+    writer = events.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     if once:
         return writer.trigger(availableNow=True).start()
     milliseconds = max(1, int(interval.total_seconds() * 1000))

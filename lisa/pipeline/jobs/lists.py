@@ -1,7 +1,6 @@
 """Writes the output of a job: lists as Parquet and CSV, and a summary as JSON.
 
-The output directory may be on any file system that Hadoop supports, so this also works on a
-cluster.
+The directory may be on any file system that `Folder` reaches, so this also works on a cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import msgspec
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.folder import Folder
-from lisa.pipeline.paths import absolute, literal
+from lisa.pipeline.paths import literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +30,7 @@ class OutputFolder:
 
     def path(self, *parts: str) -> str:
         """A path inside the directory."""
-        return "/".join([absolute(self.where), *parts])
+        return self._folder.url("/".join(parts))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""
