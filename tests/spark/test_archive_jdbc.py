@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.schemas import GAP_STATE, LOG_SCHEMA
 from tests import databases
 from tests.databases import DatabaseServer
+from tests.servers import ROOT
 from tests.spark.jobs import KEYS, Jobs
 from tests.spark.stories import (
     BEGIN_MS,
@@ -221,32 +223,34 @@ def test_gaps_are_recorded_once(store: Store) -> None:
     assert writer.write(store.rows([]), 2) == (0, ())
 
 
-def test_retention_and_erasure(store: Store) -> None:
+def test_retention_and_erasure_by_the_statements_of_the_docs(store: Store) -> None:
+    """No event of a live message is deleted, nor of an id that was sent again and ended later."""
     stories, others = Stories("orders", seed=3), Stories("payments", seed=3)
     events = stories.extend(30) + others.extend(10)
     writer = store.writer()
     writer.write(store.rows(events), 0)
-    archive = store.opened()
     cutoff = stories.events[len(stories.events) // 2]["at"]
-    lives: dict[tuple[str, str], list[int | None]] = {}
+    ends: dict[tuple[str, str], list[int | None]] = {}
     for (topic, name, _), message in expected(events).items():
-        lives.setdefault((topic, name), []).append(message["settled_at"])
-    gone = {
-        key for key, ends in lives.items() if all(ends) and max(end or 0 for end in ends) < cutoff
-    }
-    assert 0 < len(gone) < len(lives)
-    left = [one for one in events if (one["topic"], one["id"]) not in gone]
-    assert writer.retain(ms_datetime(cutoff)).events == len(events) - len(left)
-    assert writer.retain(ms_datetime(cutoff)) == (0, 0)
-    in_both = {one["id"] for one in left if one["topic"] == "payments"} & {
-        one["id"] for one in left if one["topic"] == "orders"
-    }
-    one, other = sorted(in_both)[:2]
-    writer.erase([one], ["orders"])
-    writer.erase([other], None)
-    left = [e for e in left if e["id"] != other and (e["topic"], e["id"]) != ("orders", one)]
-    assert entries(archive.log()) == sorted((e["topic"], e["number"]) for e in left)
-    assert told(archive.messages()) == expected(left)
+        ends.setdefault((topic, name), []).append(message["settled_at"])
+    old = {key for key, own in ends.items() if all(own) and max(end or 0 for end in own) < cutoff}
+    page = (ROOT / "docs" / "how-to" / "pipeline-keep.md").read_text("utf-8")
+    [block] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    given = "max(settled_at) < 1764547200000"
+    ended = sorted(name for (topic, name), own in ends.items() if all(own) and topic == "payments")
+    live = next(name for (topic, name), own in ends.items() if topic == "orders" and not all(own))
+    for condition, gone in (
+        (f"max(settled_at) < {cutoff}", old),
+        (f"id = '{ended[-1]}'", {key for key in ends if key[1] == ended[-1] and all(ends[key])}),
+        (f"id = '{live}' AND topic = 'orders'", set()),
+    ):
+        assert block.count(given) == 2
+        store.do(*block.replace(given, condition).split(";\n")[:2])
+        events = [one for one in events if (one["topic"], one["id"]) not in gone]
+        archive = store.opened()
+        assert entries(archive.log()) == sorted((one["topic"], one["number"]) for one in events)
+        assert told(archive.messages()) == expected(events)
+    assert old
 
 
 def test_views_have_the_names_of_mykit_delay(store: Store) -> None:
@@ -316,9 +320,15 @@ def test_the_job_archives_the_traffic_of_real_roles(store: Store, jobs: Jobs) ->
     assert jobs.archive(url, **given).events == 1
     password.write_text(f"{databases.PASSWORD}\nits first line")
     access = ("--user", databases.USER, "--password-file", str(password))
-    found = jobs.command("search", "--archive", url, *access, "--no-live", "--json")
-    states = {one["id"]: one["state"] for one in json.loads(found.stdout)["messages"]}
+    found = told(store.opened().messages())
+    states = {name: one["state"] for (_, name, _), one in found.items()}
     assert states == {first: "cancelled", second: "waiting"}
+    jobs.client.flushdb()
+    report = ("--report", jobs.new_path(), "--redis", jobs.url, "--json")
+    done = jobs.command("restore", "--archive", url, *access, *report)
+    assert json.loads(done.stdout)["counts"]["restored"] == 1
+    assert jobs.message(second).state == "waiting"
+    assert "query it with SQL" in jobs.command("search", "--archive", url, code=2).stderr
 
 
 def test_each_prefix_has_one_writer_and_an_archive_of_its_own(
@@ -343,49 +353,6 @@ def test_each_prefix_has_one_writer_and_an_archive_of_its_own(
     views = ("VIEW b_mykit_delay_queue_job", "VIEW b_mykit_delay_queue_job_log")
     tables = ("TABLE b_message_log", "TABLE b_messages", "TABLE b_lisa_archive")
     store.do(*(f"DROP {text}" for text in views + tables))
-
-
-def test_an_archive_of_an_earlier_version_continues(store: Store) -> None:
-    """Without a column for shards, and with ids too short for keys."""
-    events = Stories("orders", seed=2).extend(10)
-    more = [
-        one | {"shard": "0of2", "id": one["id"] and f"{'k' * 256}\x1f{one['id']:x<256}"}
-        for one in Stories("orders", seed=5).extend(5)
-    ]
-    first = store.writer()
-    first.write(store.rows(events), 0)
-    first.close()
-    is_mariadb = store.server.kind == "mariadb"
-    drop = "DROP PRIMARY KEY" if is_mariadb else "DROP CONSTRAINT {}_pkey"
-    for table, columns in (
-        ("message_log", 'topic, "at", seq, number'),
-        ("lisa_archive_topics", "topic"),
-        ("lisa_archive_gaps", 'topic, after_id, "at"'),
-    ):
-        store.do(
-            f"ALTER TABLE {table} {drop.format(table)}, ADD PRIMARY KEY ({columns})",
-            f"ALTER TABLE {table} DROP COLUMN shard",
-        )
-    change = "MODIFY id" if is_mariadb else "ALTER id TYPE"
-    store.do(
-        "DROP VIEW mykit_delay_queue_job",
-        "DROP VIEW mykit_delay_queue_job_log",
-        f"ALTER TABLE message_log {change} varchar(256)",
-        f"ALTER TABLE messages {change} varchar(256){' NOT NULL' if is_mariadb else ''}",
-        "CREATE VIEW mykit_delay_queue_job AS SELECT id FROM messages",
-        "UPDATE lisa_archive SET layout = 1",
-    )
-    if is_mariadb:
-        store.do("ALTER TABLE lisa_archive_topics MODIFY options text NOT NULL")
-    check_archive(store.opened(), events)
-    limits = {f"limits:{number:0250}": "weight=2" for number in range(1_000)}
-    record = TopicRecord(limits, ("lisa",))
-    again = store.writer({"orders": record})
-    again.write(store.rows(more), 1)
-    archive = again.archive()
-    assert archive.topics() == {"orders": record}
-    assert archive.offsets() == {"orders": end(events), "orders~0of2": end(more)}
-    assert told(archive.messages()) == expected(events + more)
 
 
 def fail_at(step: str, failure: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
@@ -509,10 +476,13 @@ def test_errors_are_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
         assert "is not jdbc:postgresql://HOST/DATABASE or jdbc:mariadb://" in said
         assert "secret" not in said
     store.writer()
-    store.do("UPDATE lisa_archive SET layout = 9")
-    store.do("INSERT INTO lisa_archive VALUES (9, 0, 0)")
-    with pytest.raises(ConfigError, match="has layout 9; this version of Lisa reads"):
-        open_archive(store.spark, url, good)
+    store.do("INSERT INTO lisa_archive VALUES (2, 0, 0)")
+    for layout in (9, 1):
+        store.do(f"UPDATE lisa_archive SET layout = {layout}")  # noqa: S608
+        with pytest.raises(ConfigError, match=f"has layout {layout}, this version of Lisa needs 2"):
+            open_archive(store.spark, url, good)
+    store.open_writers.pop().close()
+    assert "has layout 1" in refused(url, good, ConfigError)
     # A missing driver.
     with pytest.raises(ConfigError, match=r"driver file /nowhere\.jar does not exist"):
         jdbc_settings(url, "/nowhere.jar")

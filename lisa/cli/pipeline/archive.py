@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@archive_options("--to", help_text="A directory, the URL of a directory, or a JDBC URL.")
+@archive_options("--to", "A directory, the URL of a directory, or a JDBC URL.")
 @click.option(
     "--topic",
     "topics",

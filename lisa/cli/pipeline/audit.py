@@ -14,7 +14,7 @@ from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
     JobOptions,
-    archive_options,
+    archive_option,
     job_options,
     period,
     print_messages,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@archive_options()
+@archive_option()
 @topic_option
 @click.option("--from", "start", type=moment, metavar="ISO", help="Sent at or after this time.")
 @click.option("--to", "end", type=moment, metavar="ISO", help="Sent before this time.")

@@ -11,14 +11,14 @@ from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
     JobOptions,
-    archive_options,
+    archive_option,
     job_options,
     topic_option,
 )
 
 
 @click.command()
-@archive_options()
+@archive_option()
 @topic_option
 @click.option("--id", "ids", multiple=True, required=True, help="A message id; may be repeated.")
 @key_option
@@ -50,7 +50,6 @@ def erase(
             [whole_id(key, message_id) for message_id in ids],
             topics=topics or None,
             server=None if offline else server,
-            properties=source.properties,
         )
     shared.chosen.answer(
         asdict(done) | {"seconds": round(done.seconds, 3)},

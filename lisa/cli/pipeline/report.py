@@ -13,7 +13,7 @@ from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
     JobOptions,
-    archive_options,
+    archive_option,
     job_options,
     period,
     topic_option,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@archive_options()
+@archive_option()
 @click.option(
     "--to",
     required=True,

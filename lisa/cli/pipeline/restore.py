@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@archive_options()
+@archive_options("--archive", "The archive: a directory, its URL, or a JDBC URL.")
 @topic_option
 @id_option
 @key_option

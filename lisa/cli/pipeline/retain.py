@@ -9,11 +9,11 @@ import click
 
 from lisa.cli.options import duration
 from lisa.cli.pipeline import run
-from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_options, job_options
+from lisa.cli.pipeline.shared import ArchiveSource, JobOptions, archive_option, job_options
 
 
 @click.command()
-@archive_options()
+@archive_option()
 @click.option(
     "--keep",
     type=duration,
@@ -30,7 +30,7 @@ def retain(shared: JobOptions, *, source: ArchiveSource, keep: timedelta) -> Non
     with shared.session("retain", source) as spark:
         from lisa.pipeline.jobs.deletion import retain as run_job
 
-        done = run_job(spark, str(source.where), keep, properties=source.properties)
+        done = run_job(spark, str(source.where), keep)
     shared.chosen.answer(
         asdict(done) | {"seconds": round(done.seconds, 3)},
         f"{done.messages:,} messages and {done.events:,} events deleted ({done.seconds:,.1f} s)",

@@ -13,7 +13,7 @@ from lisa.cli.pipeline import run
 from lisa.cli.pipeline.shared import (
     ArchiveSource,
     JobOptions,
-    archive_options,
+    archive_option,
     aware,
     id_option,
     job_options,
@@ -35,7 +35,7 @@ TIMES = ("due", "expires", "sent_at", "updated_at", "settled_at")
 
 
 @click.command()
-@archive_options(required=False)
+@archive_option(required=False)
 @click.option("--live/--no-live", default=True, show_default=True, help="Search the queue too.")
 @topic_option
 @id_option

@@ -237,16 +237,36 @@ class ArchiveSource:
         return open_archive(spark, self.where, self.properties)
 
 
-def archive_options(
-    name: str = "--archive", *, required: bool = True, help_text: str = "The archive."
-) -> Callable[[F], F]:
+def archive_option(*, required: bool = True) -> Callable[[F], F]:
+    """Add --archive, for an archive in files; the command receives `source`."""
+
+    def add(command: F) -> F:
+        @wraps(command)
+        def call(*args: Any, where: str | None, **rest: Any) -> Any:
+            source = ArchiveSource(where)
+            if source.is_database:
+                from lisa.pipeline.archive import IN_SQL
+
+                raise ConfigError(IN_SQL)
+            return command(*args, source=source, **rest)
+
+        made: Any = call
+        option = click.option(
+            "--archive", "where", required=required, metavar="DIR", help="The archive."
+        )
+        return option(made)  # type: ignore[no-any-return]
+
+    return add
+
+
+def archive_options(name: str, help_text: str) -> Callable[[F], F]:
     """Add `name`, --user, --password-file and --driver-jar; the command receives `source`."""
 
     def add(command: F) -> F:
         @wraps(command)
         def call(
             *args: Any,
-            where: str | None,
+            where: str,
             user: str | None,
             password_file: Path | None,
             driver_jar: Path | None,
@@ -260,7 +280,7 @@ def archive_options(
 
         existing = click.Path(exists=True, dir_okay=False, path_type=Path)
         options = together(
-            click.option(name, "where", required=required, metavar="DIR|JDBC", help=help_text),
+            click.option(name, "where", required=True, metavar="DIR|JDBC", help=help_text),
             click.option("--user", help="JDBC: user name."),
             click.option(
                 "--password-file",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from lisa.core.model.errors import ConfigError
 from lisa.pipeline.archive.base import (
     KEEP,
     Archive,
@@ -20,7 +21,20 @@ from lisa.pipeline.archive.base import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Archive", "ArchiveGap", "TopicRecord", "default_name", "open_archive", "open_writer"]
+__all__ = [
+    "Archive",
+    "ArchiveGap",
+    "TopicRecord",
+    "default_name",
+    "open_archive",
+    "open_files",
+    "open_writer",
+]
+
+IN_SQL = (
+    "only `archive` and `restore` use an archive in a database: for everything else, query it with "
+    "SQL (how-to/pipeline-keep.md, Can a database keep the journal?), or keep an archive in files"
+)
 
 
 def open_archive(
@@ -37,6 +51,13 @@ def open_archive(
         from lisa.pipeline.archive.jdbc import JdbcArchive
 
         return JdbcArchive(spark, Database.of(where, properties or {}))
+    return open_files(spark, where)
+
+
+def open_files(spark: SparkSession, where: str) -> Archive:
+    """Open the archive at a directory or its URL. Raises ConfigError for one in a database."""
+    if where.startswith("jdbc:"):
+        raise ConfigError(IN_SQL)
     from lisa.pipeline.archive.folder import Folder
     from lisa.pipeline.archive.reading import DeltaTables, FileArchive
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -111,12 +111,6 @@ class ArchiveWriter(Protocol):
 
         last: this was the last batch. behind: the journal has more events than fit into a batch.
         """
-
-    def retain(self, cutoff: datetime) -> Removed:
-        """Delete messages all of whose lives ended before `cutoff`, with their events."""
-
-    def erase(self, ids: Collection[str], topics: Collection[str] | None) -> Removed:
-        """Delete messages with these ids; topics: only in these, None means all."""
 
     def close(self) -> None:
         """Release the lock, so that another process can write."""

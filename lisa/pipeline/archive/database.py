@@ -184,14 +184,6 @@ class JdbcConnection:
         """Whether the archive's tables exist."""
         return self.ask(self._database.statements("exists")[0]) != [("0",)]
 
-    def has_shards(self) -> bool:
-        """Whether the tables have a column `shard`; those of layout 1 do not."""
-        return self.ask(self._database.statements("has_shards")[0]) != [("0",)]
-
-    def has_long_ids(self) -> bool:
-        """Whether ids may have the length of those with a key; in tables of 0.1.0 they may not."""
-        return self.ask(self._database.statements("has_ids")[0]) != [("0",)]
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit at the end, or roll back if an exception is raised."""

@@ -24,9 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
@@ -34,7 +33,7 @@ from pyspark.sql import functions as sf
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import shard_named, shard_suffix, topic_of, topics_of
-from lisa.pipeline.archive.base import Archive, ArchiveGap, PresentTopics, Removed, TopicRecord
+from lisa.pipeline.archive.base import Archive, ArchiveGap, PresentTopics, TopicRecord
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.database import (
     JSON_COLUMNS,
@@ -51,7 +50,7 @@ from lisa.pipeline.archive.database import (
 from lisa.pipeline.archive.fold import fold
 from lisa.pipeline.archive.reading import with_log_columns
 from lisa.pipeline.archive.schemas import LOG_SCHEMA
-from lisa.pipeline.session import persisted
+from lisa.pipeline.session import parallelism, persisted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,14 +61,8 @@ LOCK_SECONDS = 15
 STAGED_BYTES = 8 << 20
 """Approximate memory limit of one of Spark's inserts."""
 
-
 LAYOUT = 2
-"""The layout of the tables that this version creates; it also reads older layouts.
-
-2: adds the column `shard`.
-"""
-
-ROWS_PER_READER = 250_000
+"""The layout of the tables; 1 was that of version 0.1, without the column `shard`."""
 
 
 class JdbcWriter:
@@ -78,8 +71,8 @@ class JdbcWriter:
     where: jdbc:postgresql://... or jdbc:mariadb://... properties: `user`, `password`,
     `table_prefix`; all others are passed to the driver. topics: called for each batch.
 
-    Raises ConfigError if another archive process writes to the same tables, ServerUnavailable if
-    the database cannot be reached.
+    Raises ConfigError if another archive process writes to the same tables, or if they have another
+    layout; ServerUnavailable if the database cannot be reached.
     """
 
     def __init__(
@@ -139,23 +132,6 @@ class JdbcWriter:
         """Open the archive for reading."""
         return JdbcArchive(self._spark, self._database)
 
-    def retain(self, cutoff: datetime) -> Removed:
-        """Delete messages all of whose lives ended before `cutoff`, with their events."""
-        connection, before = self._connection, datetime_ms(cutoff)
-        with self._database.translated_errors(), connection.transaction():
-            events = connection.put("retain_events", before)
-            return Removed(connection.put("retain_messages", before), events)
-
-    def erase(self, ids: Collection[str], topics: Collection[str] | None) -> Removed:
-        """Delete messages with these ids; topics: only in these, None means all."""
-        connection, messages, events = self._connection, 0, 0
-        with self._database.translated_errors(), connection.transaction():
-            for message_id in ids:
-                for topic in (None,) if topics is None else topics:
-                    events += connection.put("erase_events", message_id, topic, topic)
-                    messages += connection.put("erase_messages", message_id, topic, topic)
-        return Removed(messages, events)
-
     def close(self) -> None:
         """Close the connection and release the archive's lock."""
         self._connection.close()
@@ -166,11 +142,9 @@ class JdbcWriter:
         with self._database.translated_errors():
             try:
                 _lock(connection, self._database)
+                if connection.has_tables():
+                    _check_layout(connection, self._database)
                 connection.run("tables")
-                if not connection.has_shards():
-                    connection.run("shards")
-                if not connection.has_long_ids():
-                    connection.run("ids")
                 connection.run("views")
                 connection.run("clear")
             except BaseException:
@@ -265,15 +239,14 @@ class JdbcArchive(Archive):
                     f"there is no archive in {database.shown} with table prefix {database.prefix!r}"
                 )
             _check_layout(connection, database)
-            self._shard = '"shard"' if connection.has_shards() else "''"
 
     def log(self) -> DataFrame:
         """Every committed event: rows of LOG_SCHEMA, in no particular order."""
-        return from_log_rows(self._table("message_log", LOG_COLUMNS, "at"))
+        return from_log_rows(self._table("message_log", LOG_COLUMNS))
 
     def messages(self) -> DataFrame:
         """One row per message and life, current with the log: MESSAGES_SCHEMA."""
-        return from_message_rows(self._table("messages", MESSAGE_COLUMNS, "id"))
+        return from_message_rows(self._table("messages", MESSAGE_COLUMNS))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
         """Journal -> entry id and number of its last committed event."""
@@ -309,16 +282,13 @@ class JdbcArchive(Archive):
 
     def _ask(self, name: str) -> list[tuple[Any, ...]]:
         with self._connected() as connection:
-            return connection.ask(self._database.statements(name, shard=self._shard)[0])
+            return connection.ask(self._database.statements(name)[0])
 
-    def _table(self, name: str, columns: Iterable[str], by: str) -> DataFrame:
-        """Read a table in parts of about ROWS_PER_READER rows, selected by primary key."""
-        table = self._database.prefix + name
-        with self._connected() as connection:
-            parts = _parts(connection, self._database, table, by)
-        listed = names(columns).replace('"shard"', f'{self._shard} AS "shard"')
-        select = f"SELECT {listed} FROM {table} WHERE"  # noqa: S608 - names of our own
-        return self._database.read(self._spark, *(f"{select} {part}" for part in parts))
+    def _table(self, name: str, columns: Iterable[str]) -> DataFrame:
+        select = f"SELECT {names(columns)} FROM {self._database.prefix}{name}"  # noqa: S608 - ours
+        # One task reads the rows, all share the work.
+        rows = self._database.read(self._spark, select)
+        return rows.repartition(parallelism(self._spark))
 
     @contextmanager
     def _connected(self) -> Iterator[JdbcConnection]:
@@ -332,52 +302,11 @@ class JdbcArchive(Archive):
 
 def _check_layout(connection: JdbcConnection, database: Database) -> None:
     [[layout]] = connection.ask(database.statements("layout")[0])
-    if int(layout) > LAYOUT:
+    if int(layout) not in (0, LAYOUT):  # 0: no batch was written yet
         raise ConfigError(
-            f"the archive in {database.shown} has layout {layout}; this version of Lisa reads "
-            f"layouts up to {LAYOUT}"
+            f"the archive in {database.shown} has layout {layout}, this version of Lisa needs "
+            f"{LAYOUT}: use another database or table_prefix"
         )
-
-
-def _parts(connection: JdbcConnection, database: Database, table: str, by: str) -> list[str]:
-    """SQL conditions that split a table into parts of about ROWS_PER_READER rows."""
-    parts: list[str] = []
-    small: list[str] = []
-    pending = 0
-    for topic, count in connection.ask(database.statements("sizes", table=table)[0]):
-        if int(count) > ROWS_PER_READER:
-            parts += _ranges(connection, database, table, by, topic)
-            continue
-        small.append(_quoted(topic))
-        pending += int(count)
-        if pending > ROWS_PER_READER:
-            parts.append(f"topic IN ({', '.join(small)})")
-            small, pending = [], 0
-    if small:
-        parts.append(f"topic IN ({', '.join(small)})")
-    return parts or ["1 = 0"]
-
-
-def _ranges(
-    connection: JdbcConnection, database: Database, table: str, by: str, topic: str
-) -> list[str]:
-    [query] = database.statements(
-        "bounds", table=table, column=f'"{by}"', rows=str(ROWS_PER_READER)
-    )
-    bounds = [bound for (bound,) in connection.ask(query, topic)]
-    bounds = [_quoted(bound) if by == "id" else bound for bound in dict.fromkeys(bounds)]
-    ranges = []
-    for low, high in zip([None, *bounds], [*bounds, None], strict=True):
-        terms = [f"topic = {_quoted(topic)}"]
-        terms += [f'"{by}" > {low}'] if low else []
-        terms += [f'"{by}" <= {high}'] if high else []
-        ranges.append(" AND ".join(terms))
-    return ranges
-
-
-def _quoted(text: str) -> str:
-    # A backslash does not escape: PostgreSQL's default, and set for our MariaDB sessions.
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _number(text: str | None) -> int | None:

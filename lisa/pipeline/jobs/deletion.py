@@ -1,10 +1,9 @@
-"""The jobs `retain` and `erase`: they delete messages and all of their events from an archive."""
+"""The jobs `retain` and `erase`: they delete messages and their events from an archive in files."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -16,7 +15,8 @@ from lisa.core.store.replies import pairs
 from lisa.core.store.store import SyncStore, chunks
 from lisa.core.transitions.base import STEPS_PER_CALL
 from lisa.core.transitions.journal import ARCHIVE_HOLDS_MS, archive_records
-from lisa.pipeline.archive import open_archive, open_writer
+from lisa.pipeline.archive import open_files
+from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lookup import known
 from lisa.pipeline.jobs.message_history import topics_in
@@ -47,8 +47,6 @@ def retain(
     spark: SparkSession,
     where: str,
     keep: timedelta,
-    *,
-    properties: Mapping[str, str] | None = None,
 ) -> ArchiveDeletion:
     """Delete messages that ended more than `keep` ago, with all of their events.
 
@@ -63,9 +61,8 @@ def retain(
         cutoff = datetime.now(UTC) - keep
     except OverflowError:
         raise ConfigError("keep reaches back before the year 1; use a shorter time") from None
-    open_archive(spark, where, properties)  # the writer would create it
-    with closing(open_writer(spark, where, properties)) as writer:
-        removed = writer.retain(cutoff)
+    open_files(spark, where)  # the writer would create it
+    removed = FileWriter(spark, where).retain(cutoff)
     return ArchiveDeletion(*removed, seconds=time.monotonic() - began)
 
 
@@ -77,7 +74,6 @@ def erase(
     *,
     topics: Sequence[str] | None = None,
     server: Server | None = None,
-    properties: Mapping[str, str] | None = None,
 ) -> ArchiveDeletion:
     """Delete messages with these ids from the archive, its earlier versions, and the journals.
 
@@ -89,15 +85,14 @@ def erase(
     is live on the server.
     """
     began = time.monotonic()
-    archive = open_archive(spark, where, properties)
+    archive = open_files(spark, where)
     offsets = archive.offsets()
     owners = topics_in(archive, topics)
     if server is not None:
         with server.open() as store:
             store.drive(check_layout(store))
             _check_not_live(store, owners, list(ids))
-    with closing(open_writer(spark, where, properties)) as writer:
-        removed = writer.erase(ids, topics)
+    removed = FileWriter(spark, where).erase(ids, topics)
     deleted = unread = 0
     if server is not None and owners:
         with server.open() as store:

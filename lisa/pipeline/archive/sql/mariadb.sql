@@ -119,31 +119,6 @@ SELECT id,
 FROM {p}message_log
 WHERE id IS NOT NULL;
 
--- name: shards
-ALTER TABLE {p}lisa_archive_topics
-  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
-  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, shard);
-ALTER TABLE {p}lisa_archive_gaps
-  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
-  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, shard, after_id, "at");
-ALTER TABLE {p}message_log
-  ADD COLUMN IF NOT EXISTS shard varchar(16) NOT NULL DEFAULT '',
-  DROP PRIMARY KEY, ADD PRIMARY KEY (topic, "at", seq, number, shard);
-
--- name: has_shards
-SELECT count(*) FROM information_schema.columns
-WHERE table_schema = database() AND table_name = '{p}message_log' AND column_name = 'shard'
-
--- name: ids
-ALTER TABLE {p}message_log MODIFY id varchar(513);
-ALTER TABLE {p}messages MODIFY id varchar(513) NOT NULL;
-ALTER TABLE {p}lisa_archive_topics MODIFY options mediumtext NOT NULL;
-
--- name: has_ids
-SELECT count(*) FROM information_schema.columns
-WHERE table_schema = database() AND table_name = '{p}messages' AND column_name = 'id'
-  AND character_maximum_length >= 513
-
 -- name: stage_events
 CREATE OR REPLACE TABLE {p}lisa_staged_events AS SELECT {log} FROM {p}message_log LIMIT 0;
 

@@ -115,33 +115,6 @@ SELECT id,
 FROM {p}message_log
 WHERE id IS NOT NULL;
 
--- name: shards
-ALTER TABLE {p}lisa_archive_topics
-  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
-  DROP CONSTRAINT IF EXISTS {p}lisa_archive_topics_pkey, ADD PRIMARY KEY (topic, shard);
-ALTER TABLE {p}lisa_archive_gaps
-  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
-  DROP CONSTRAINT IF EXISTS {p}lisa_archive_gaps_pkey,
-  ADD PRIMARY KEY (topic, shard, after_id, "at");
-ALTER TABLE {p}message_log
-  ADD COLUMN IF NOT EXISTS shard varchar(16) COLLATE "C" NOT NULL DEFAULT '',
-  DROP CONSTRAINT IF EXISTS {p}message_log_pkey,
-  ADD PRIMARY KEY (topic, "at", seq, number, shard);
-
--- name: has_shards
-SELECT count(*) FROM pg_catalog.pg_attribute
-WHERE attrelid = to_regclass('{p}message_log') AND attname = 'shard'
-
--- name: ids
-DROP VIEW IF EXISTS {p}mykit_delay_queue_job;
-DROP VIEW IF EXISTS {p}mykit_delay_queue_job_log;
-ALTER TABLE {p}message_log ALTER id TYPE varchar(513);
-ALTER TABLE {p}messages ALTER id TYPE varchar(513);
-
--- name: has_ids
-SELECT count(*) FROM pg_catalog.pg_attribute
-WHERE attrelid = to_regclass('{p}messages') AND attname = 'id' AND atttypmod > 513
-
 -- name: stage_events
 DROP TABLE IF EXISTS {p}lisa_staged_events;
 CREATE UNLOGGED TABLE {p}lisa_staged_events AS SELECT {log} FROM {p}message_log WITH NO DATA;
