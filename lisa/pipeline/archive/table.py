@@ -108,6 +108,7 @@ class ArchiveTable:
 
         Raises LisaError if the table is opened, and its log is damaged.
         """
+        self._files: list[dict[str, Any]] | None = None
         if self._delta is not None:
             self._delta.update_incremental()
             return
@@ -204,6 +205,11 @@ class ArchiveTable:
         """The files: `path` below the table, `size_bytes`, `num_records`, `day` (date or None)."""
         if self._delta is None:
             return []
+        if self._files is None:
+            self._files = self._listed()
+        return self._files
+
+    def _listed(self) -> list[dict[str, Any]]:
         names = ("path", "size_bytes", "num_records", f"partition.{DAY}")
         found = self.delta.get_add_actions(flatten=True)
         columns = [found.column(name).to_pylist() for name in names]
