@@ -55,6 +55,9 @@ _CURES = {
 
 _RAISED = re.compile(r"^(?:\w+: )*lisa\.\w[\w.]*\.(\w+): (.*)$", re.MULTILINE)
 _CLASSIFIED = re.compile(r"^(?:[\w.$]+: )?\[[A-Z0-9_.]+\] (.*)$", re.MULTILINE)
+_ANSWER = re.compile(r'^\s*details = "(.*)"$', re.MULTILINE)
+"""The reason in an error of gRPC, and so of Spark Connect."""
+
 _TRACEBACK = re.compile(
     r"^([ \t]*)(?:\S.*)?Traceback \(most recent call last\):\n(?:\1[ \t].*\n|[ \t]*\n)*\1(\S.*)",
     re.MULTILINE,
@@ -93,7 +96,7 @@ def cause_of(error: BaseException) -> str:
     raised = _TRACEBACK.findall("\n".join(texts))
     if raised:  # by Python, which has the last word
         return _plain(raised[-1][1])
-    found = _CLASSIFIED.search(texts[0])
+    found = _CLASSIFIED.search(texts[0]) or _ANSWER.search(texts[0])
     first = _plain(found[1] if found else texts[0].strip().partition("\n")[0])
     last = _plain(texts[-1].strip().replace("\n", " ")) if len(texts) > 1 else ""
     if not last or last in first or first in last:
@@ -154,8 +157,8 @@ def unwrapped() -> Iterator[None]:
         kind = type(error).__module__
         if kind in {"_internal", "deltalake.exceptions"}:  # delta-rs, such as a full disk
             raise LisaError(f"the archive's table failed: {one_line(error)}") from error
-        if isinstance(error, OSError):  # of files, also in an object store
-            raise LisaError(one_line(error)) from error
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise LisaError(one_line(error)) from error  # of files, also in an object store
         if not kind.startswith(("pyspark.", "py4j.")):
             raise
         if isinstance(error, _input_errors()):

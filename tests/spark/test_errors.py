@@ -141,3 +141,8 @@ def test_a_jvm_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", ended)
     said = one_line(Py4JError("Answer from Java side is empty"))
     assert said.startswith("Spark's JVM has ended with exit code 137: raise spark.driver.memory")
+
+
+def test_a_reader_of_the_output_that_has_ended_is_no_failure_of_the_job() -> None:
+    with pytest.raises(BrokenPipeError), unwrapped():
+        raise BrokenPipeError
