@@ -7,19 +7,21 @@ of day, nanoseconds and a few more types. Other files are left to Spark.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from lisa.core.model.errors import ConfigError
-from lisa.pipeline.paths import shown
 from lisa.pipeline.session import is_remote
 from lisa.pipeline.source.files import found
 from lisa.pipeline.source.rows import rounded_up
@@ -46,9 +48,11 @@ def parquet_rows(
     kinds = _kinds(paths, skips_corrupt=given.get("ignorecorruptfiles") == "true")
     if given.get("mergeschema") != "true":
         _check_same_columns(kinds)
-    if not any(kind.special for kind in kinds):
+    schema = _merged(kinds)
+    types = {(field.name, field.type) for kind in kinds for field in kind.schema}
+    if not any(kind.special for kind in kinds) and len(types) == len(schema):
         return load("parquet", options)
-    return _read(paths, _merged(kinds), sum(kind.groups for kind in kinds))
+    return _read(paths, schema, sum(kind.groups for kind in kinds))
 
 
 # ------------------------------------------------------------------ the columns of all files
@@ -75,14 +79,14 @@ def _kinds(paths: DataFrame, *, skips_corrupt: bool) -> list[_Kind]:
         if row.schema is None and row.path[:5] == "file:" and "encrypted" not in row.problem:
             if skips_corrupt:
                 continue
-            raise ConfigError(f"{shown(row.path)} {row.problem}")
+            raise ConfigError(f"{_local(row.path)} {row.problem}")
         if row.schema is None:
             _check_units(paths.sparkSession, row.path, row.problem)
             continue
         key = bytes(row.schema), frozenset(row.special)
         groups = row.groups + (kinds[key].groups if key in kinds else 0)
         schema = pa.ipc.read_schema(pa.py_buffer(key[0]))
-        kinds[key] = _Kind(shown(row.path), schema, key[1], groups)
+        kinds[key] = _Kind(_local(row.path), schema, key[1], groups)
     return list(kinds.values())
 
 
@@ -111,9 +115,17 @@ def _look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_arrays(arrays, names)
 
 
+def _local(path: str) -> str:
+    """A path without the scheme of local files. Spark does not escape these paths."""
+    return re.sub("^file:(//)?(?=/)", "", path)
+
+
 @contextmanager
 def _opened(path: str) -> Iterator[pq.ParquetFile]:
-    system, name = found(path)
+    if path.startswith("file:"):
+        system, name = LocalFileSystem(), _local(path)
+    else:
+        system, name = found(quote(path, safe="/:@"))
     # 96 bits are a time of Spark's own, without a zone in Arrow's schema.
     with (
         system.open_input_file(name) as stream,
@@ -124,16 +136,22 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
 
 def _known(file: pq.ParquetFile) -> tuple[pa.Schema, list[str]]:
     """The columns of a file with types that Spark knows, and those that have others in the file."""
-    columns = list(map(file.schema.column, range(len(file.schema))))
-    intervals = {column.path for column in columns if column.converted_type == "INTERVAL"}
+    columns = {column.path: column for column in map(file.schema.column, range(len(file.schema)))}
     fields, special = [], []
     for field in file.schema_arrow:
-        kind = pa.duration("us") if field.name in intervals else _plain(field.type)
+        kind, column = _plain(field.type), columns.get(field.name)
+        is_interval = column is not None and column.converted_type == "INTERVAL"
+        if is_interval:
+            kind = pa.duration("us")
+        elif column is not None and column.physical_type == "INT96":
+            kind = pa.timestamp("us", "UTC")
         fields.append(pa.field(field.name, kind))
-        if field.name in intervals or _is_special(field.type):
+        if is_interval or _is_special(field.type):
             special.append(field.name)
-    if special and any(column.physical_type == "INT96" for column in columns):
-        raise ValueError(f"times of 96 bits beside {special[0]!r}; write them with 64 bits")
+    if special and any(
+        column.physical_type == "INT96" and "." in name for name, column in columns.items()
+    ):
+        raise ValueError(f"times of 96 bits within values, beside {special[0]!r}; write 64 bits")
     return pa.schema(fields), special
 
 
@@ -158,24 +176,63 @@ def _check_units(spark: SparkSession, path: str, problem: str) -> None:
 
 def _check_same_columns(kinds: Iterable[_Kind]) -> None:
     ordered = sorted(kinds, key=lambda kind: kind.path)
-    for other in ordered[1:]:
-        for has, lacks in ((ordered[0], other), (other, ordered[0])):
-            for name in has.schema.names:
-                if name not in lacks.schema.names:
-                    raise ConfigError(
-                        f"{has.path} has a column {name!r}, {lacks.path} has none: add "
-                        "--read-option mergeSchema=true if it is empty there"
-                    )
+    names = [set(_names("", pa.struct(kind.schema))) for kind in ordered]
+    for other in range(1, len(ordered)):
+        for has, lacks in ((0, other), (other, 0)):
+            for name in sorted(names[has] - names[lacks]):
+                raise ConfigError(
+                    f"{ordered[has].path} has a column {name!r}, {ordered[lacks].path} has none: "
+                    "add --read-option mergeSchema=true if it is empty there"
+                )
 
 
-def _merged(kinds: list[_Kind]) -> pa.Schema:
-    merged = kinds[0].schema
-    for kind in kinds[1:]:
-        try:
-            merged = pa.unify_schemas([merged, kind.schema])
-        except pa.ArrowException as error:
-            raise ConfigError(f"{kind.path} and {kinds[0].path} differ: {_line(error)}") from None
-    return merged
+def _names(prefix: str, kind: pa.DataType) -> Iterator[str]:
+    """The names of the fields within a type, with dots."""
+    if isinstance(kind, pa.StructType):
+        for field in kind:
+            yield prefix + field.name
+            yield from _names(f"{prefix}{field.name}.", field.type)
+    else:
+        for part in _parts(kind):
+            yield from _names(prefix, part)
+
+
+def _merged(kinds: Iterable[_Kind]) -> pa.Schema:
+    """The columns of all files. Raises ConfigError if they have no common type."""
+    merged: dict[str, tuple[pa.DataType, _Kind]] = {}
+    for kind in sorted(kinds, key=lambda kind: kind.path):
+        for field in kind.schema:
+            before, first = merged.get(field.name, (pa.null(), kind))
+            common = _common(before, field.type)
+            if common is None:
+                raise ConfigError(
+                    f"{first.path} and {kind.path} differ: column {field.name!r} is {before} and "
+                    f"{field.type}; write it with one type"
+                )
+            merged[field.name] = common, kind
+    return pa.schema([(name, common) for name, (common, _) in merged.items()])
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that has all values of both types, as they are; None if there is none."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_signed_integer(one) and pa.types.is_signed_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    if _is_list(one) and _is_list(other):
+        within = _common(one.value_type, other.value_type)
+        return None if within is None else pa.list_(within)
+    if isinstance(one, pa.StructType) and isinstance(other, pa.StructType):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            common = _common(fields.get(field.name, pa.null()), field.type)
+            if common is None:
+                return None
+            fields[field.name] = common
+        return pa.struct(list(fields.items()))
+    return None
 
 
 def _line(error: Exception) -> str:
@@ -238,7 +295,9 @@ class _Reader:
             try:
                 yield field.name, _converted(rows.column(field.name), field.type)
             except (pa.ArrowException, OverflowError) as error:
-                raise ConfigError(f"{shown(path)}: column {field.name!r}: {_line(error)}") from None
+                raise ConfigError(
+                    f"{_local(path)}: column {field.name!r}: {_line(error)}"
+                ) from None
 
 
 # ------------------------------------------------------------------ types
@@ -322,22 +381,20 @@ def _converted(values: pa.Array, to: pa.DataType) -> pa.Array:
     Raises ArrowException or OverflowError for values beyond its range.
     """
     kind = values.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), to)
     if isinstance(kind, pa.DictionaryType):
         return _converted(values.cast(kind.value_type), to)
-    if kind == pa.uuid():
-        texts = (value and str(UUID(bytes=value)) for value in values.storage.to_pylist())
-        return pa.array(texts, to)
+    if pa.types.is_time(kind) or kind == pa.uuid():
+        return _text(values)
     if isinstance(kind, pa.BaseExtensionType):
         return _converted(values.storage, to)
-    if pa.types.is_time(kind):
-        return pc.replace_substring_regex(values.cast(to), r"(\.\d*[1-9])0+$|\.0+$", r"\1")
     if pa.types.is_fixed_size_binary(kind) and pa.types.is_duration(to):
         return pa.array(map(_interval_us, values.to_pylist()), pa.int64()).cast(to)
     if (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":
         return rounded_up(values.cast(pa.int64())).cast(to)
     if isinstance(to, pa.StructType):
-        parts = [_converted(pc.struct_field(values, field.name), field.type) for field in to]
-        return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
+        return _converted_struct(values, to)
     if isinstance(to, pa.MapType):
         keys, items = _converted(values.keys, to.key_type), _converted(values.items, to.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, to, mask=values.is_null())
@@ -346,6 +403,25 @@ def _converted(values: pa.Array, to: pa.DataType) -> pa.Array:
         items = _converted(lists.values, to.value_type)
         return pa.ListArray.from_arrays(_offsets(lists), items, to, mask=lists.is_null())
     return values.cast(to)
+
+
+def _text(values: pa.Array) -> pa.Array:
+    """Times of day as in 09:00:00.5, and UUIDs."""
+    if pa.types.is_time(values.type):
+        texts = values.cast(pa.string())
+        return pc.replace_substring_regex(texts, r"(\.\d*[1-9])0+$|\.0+$", r"\1")
+    uuids = (value and str(UUID(bytes=value)) for value in values.storage.to_pylist())
+    return pa.array(uuids, pa.string())
+
+
+def _converted_struct(values: pa.StructArray, to: pa.StructType) -> pa.Array:
+    parts = [
+        _converted(pc.struct_field(values, field.name), field.type)
+        if values.type.get_field_index(field.name) >= 0
+        else pa.nulls(len(values), field.type)
+        for field in to
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

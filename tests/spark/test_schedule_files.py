@@ -129,8 +129,7 @@ def test_the_parquet_files_of_a_directory(jobs: Jobs) -> None:
     assert max(due) - min(due) < 600_000
     jobs.client.flushall()
     write(jobs, "days/day=1/part-1", delay=pa.array([1]), n=pa.array([1]))
-    assert "part-1 and " in (line := refusal(jobs, "days"))
-    assert "delay has incompatible types" in line
+    assert "part-1 differ: column 'delay' is " in refusal(jobs, "days")
     hours = pa.array([3600], pa.duration("s"))
     write(jobs, "days/day=1/part-1", delay=hours, n=pa.array([1]), more=pa.array([1]))
     assert "part-1 has a column 'more', " in (line := refusal(jobs, "days"))
@@ -146,6 +145,39 @@ def test_the_parquet_files_of_a_directory(jobs: Jobs) -> None:
         {"id": "a", "more": None},
         {"id": "b", "more": 1},
     ]
+
+
+def test_types_that_differ_between_files(jobs: Jobs) -> None:
+    """They are read if one type has all values as they are."""
+    first = {"n": pa.array([1], pa.int32()), "text": pa.array([None], pa.null())}
+    write(jobs, "types/1.parquet", **first, of=pa.array([{"a": 1}]))
+    second = {"n": pa.array([1 << 40]), "text": pa.array(["x"])}
+    write(jobs, "types/2.parquet", **second, of=pa.array([{"a": 1, "b": 2}]))
+    assert "2.parquet has a column 'of.b', " in refusal(jobs, "types")
+    merged = ("--read-option", "mergeSchema=true", "--delay", "1h")
+    bodies = bodies_of(jobs, None, *merged, name="types")
+    assert sorted(bodies, key=lambda body: int(body["n"])) == [
+        {"n": 1, "text": None, "of": {"a": 1, "b": None}},
+        {"n": 1 << 40, "text": "x", "of": {"a": 1, "b": 2}},
+    ]
+    jobs.client.flushall()
+    write(jobs, "types/2.parquet", **first | {"n": pa.array(["1"])}, of=pa.array([{"a": 1}]))
+    line = refusal(jobs, "types")
+    assert "differ: column 'n' is " in line
+    assert "write it with one type" in line
+
+
+def test_any_name_of_a_parquet_file(jobs: Jobs) -> None:
+    names = ["a[1]", "a{b,c}", "a:b", "a\\b", "a*", "a?", "a b%20", "a%41", "a#ü", "-a"]
+    hour = pa.array([3600], pa.duration("s"))
+    for name in names:
+        write(jobs, f"all/d={name[:2]}/{name}.parquet", id=pa.array([name]), delay=hour)
+    send(jobs, None, "--body", "*", name="all")
+    assert set(jobs.scores()) == set(names)
+    jobs.client.flushall()
+    for name in names[:3]:
+        send(jobs, None, "--body", "*", name=f"all/d={name[:2]}/{name}.parquet")
+    assert set(jobs.scores()) == set(names[:3])
 
 
 def test_durations_that_no_message_can_have(jobs: Jobs) -> None:
