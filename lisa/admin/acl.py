@@ -163,8 +163,8 @@ ROLES = {
     ),
     "pipeline": Role(
         "the Spark data source and its jobs",
-        ("cancel", "configure", "declare", "enqueue", "inspect", "limit", "read", "restore",
-         "set_layout"),
+        ("cancel", "configure", "declare", "enqueue", "inspect", "limit", "read", "reschedule",
+         "restore", "set_layout"),
         (*_SCHEMA, "DECRBY", "EXISTS", "HDEL", "HGET", "HGETALL", "HKEYS", "HMGET", "HSCAN",
          "HSET", "INCRBY", "INFO", "MGET", "PEXPIRE", "STRLEN", "TIME", "XGROUP|CREATE",
          "XGROUP|DESTROY", "XDEL", "XINFO|GROUPS", "XINFO|STREAM", "XPENDING", "XRANGE",

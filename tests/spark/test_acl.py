@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -72,6 +73,17 @@ def test_all_jobs_run_with_the_pipeline_s_rights(
             "body AS id", "body", "'2100-01-01T09:00' AS at_local", "'UTC' AS tz"
         )
         schedule(local, topic="orders", url=stage.url)
+        loader: dict[str, Any] = {
+            "job": "l",
+            "due_within": timedelta(days=1),
+            "cancelled": "gone",
+            "sync": True,
+        }
+        for hours, gone in ((1, "false"), (2, "id = 'y1'")):
+            due = f"unix_millis(now()) + {hours} * 3600000 AS due"
+            loaded = spark.range(3).selectExpr("concat('y', id) AS id", "'' AS body", due)
+            loaded = loaded.selectExpr("*", f"{gone} AS gone")
+            schedule(loaded, topic="orders", url=stage.url, **loader)
         archive(spark, where, url=stage.url, once=True)
         search(spark, Query(), archive=opened(), server=server).collect()
         audit(spark, opened, server)
