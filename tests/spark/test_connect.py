@@ -39,6 +39,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",  # as in the suite's session, which does not adapt it
     }
     command = [str(Path(pyspark.__file__).parent / "sbin" / "start-connect-server.sh"), "--wait"]
     command += ["--master", "local[2]"]
