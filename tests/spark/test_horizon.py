@@ -393,7 +393,7 @@ from lisa.pipeline import schedule, spark_session
 url, source = sys.argv[1:]
 spark = spark_session(app="load", master="local[2]")
 rows = spark.read.parquet(source)
-schedule(rows, url=url, topic="orders", job="nightly", due_within=timedelta(days=1), max_rate=300)
+schedule(rows, url=url, topic="orders", job="nightly", due_within=timedelta(days=1), max_rate=150)
 """
 
 
@@ -401,11 +401,11 @@ def test_a_killed_loader_and_two_at_once_send_each_row_once(
     processes: Processes, table: Table
 ) -> None:
     """Also the rows without ids, of which some are equal."""
-    jobs, source, count = table.jobs, table.jobs.folder / "table", 2_000
+    jobs, source, count = table.jobs, table.jobs.folder / "table", 1_200
     rows = jobs.spark.range(0, count, 1, 4)
     due = f"timestamp_millis({table.due(1)} + id % 100 * 600000) AS due"
     rows.selectExpr("concat('body ', id % 50) AS body", due).write.parquet(str(source))
-    sent = random.randrange(1, 1_000)
+    sent = random.randrange(1, 400)
     killed = processes.start("-c", LOAD, jobs.url, str(source))
     wait_until(lambda: not killed.alive or len(table.ids()) >= sent, timeout=JVM_PATIENCE)
     killed.kill()
