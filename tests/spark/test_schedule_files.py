@@ -315,3 +315,44 @@ def test_quotes_in_values(jobs: Jobs) -> None:
     options = ("--read-option", "multiLine=true", "--read-option", "comment=#")
     send(jobs, None, *options)
     assert jobs.message("1").body == 'a\nb "c"'
+
+
+def test_names_in_capitals_are_named(jobs: Jobs) -> None:
+    """Snowflake exports them; a ttl that stayed in the body without a word would be lost."""
+    content = "ID,DUE,TTL,n\n1,2100-01-01 00:00:00.000 Z,60000,1\n"
+    done = send(jobs, content, "--id", "ID", "--due", "DUE")
+    assert errors(done) == ["lisa: the column 'TTL' is data; --ttl 'TTL' would use it"]
+    assert jobs.message("1").body == {"TTL": 60000, "n": 1}
+    named = send(jobs, None, "--id", "ID", "--due", "DUE", "--ttl", "TTL", "--body", "*")
+    assert not errors(named)
+
+
+def test_settings_of_the_session_do_not_change_what_is_sent(jobs: Jobs) -> None:
+    """Apart from the zone of times: those without one are in the session's."""
+    times = ("2100-01-01 00:00:00+01", "2100-01-01T00:00Z", "4102444800000", "2100-01-01 00:00")
+    content = "id,due,n\n" + "".join(f"{n},{time},{n}.50\n" for n, time in enumerate(times))
+    zoned = pa.array([4_102_444_800_000_000_001], pa.timestamp("ns", "Asia/Tokyo"))
+    rest = {"n": pa.array([1.5]), "lasts": pa.array([1], pa.duration("s"))}
+    write(jobs, "ns.parquet", id=pa.array(["ns"]), due=zoned, at=zoned, **rest)
+    settings = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "America/New_York"}
+    sent = []
+    for changed in ({}, settings):
+        jobs.client.flushall()
+        for name, value in changed.items():
+            jobs.spark.conf.set(name, value)
+        try:
+            done = send(jobs, content + "x,09:00,1\n", code=1)
+            send(jobs, None, name="ns.parquet")
+        finally:
+            jobs.spark.conf.unset("spark.sql.ansi.enabled")
+            jobs.spark.conf.set("spark.sql.session.timeZone", "UTC")
+        assert "refused orders x: cannot be read: due=09:00" in done.stderr
+        dues = jobs.scores()
+        bodies = {name: jobs.message(name).body for name in dues}
+        at = dt.datetime.fromisoformat(bodies["ns"].pop("at")).astimezone(dt.UTC)
+        sent.append((dues, {**bodies, "at": at}))
+    (plain, first), (other, second) = sent
+    assert first == second
+    assert other.pop("3") - plain.pop("3") == 5 * 3_600_000
+    assert plain == other
+    assert plain["ns"] == 4_102_444_800_001

@@ -260,12 +260,15 @@ def _check_quotes(
     quote, escape = given.get("quote", '"'), given["escape"]
     if not quote:
         return
-    mark, escaped = re.escape(quote), re.escape(quote) if escape == quote else "."
+    mark, nothing = re.escape(quote), sf.lit("")
     lines = _lines(load, given).where(sf.contains("value", sf.lit(quote)))
-    value = sf.regexp_replace("value", re.escape(escape) + escaped, "")
+    value = sf.replace("value", sf.lit(quote * 2), nothing)
+    if escape != quote:
+        value = sf.regexp_replace("value", f"{re.escape(escape)}.", "")
     if given.get("multiline", "").lower() == "true":  # a value may end in another line
-        quotes = sf.sum(sf.length(sf.regexp_replace(value, f"[^{mark}]", "")))
-        odd = lines.groupBy("file").agg(quotes.alias("quotes")).where("quotes % 2 = 1").first()
+        quotes = sf.length(value) - sf.length(sf.replace(value, sf.lit(quote), nothing))
+        counts = lines.groupBy("file").agg(sf.sum(quotes).alias("quotes"))
+        odd = counts.where("quotes % 2 = 1").first()
         file = _stray_quote(load, given, schema) if odd is None else odd.file
         if file is None:
             return
