@@ -268,7 +268,7 @@ def _loaders(store: Store) -> Flow[list[Check]]:
         return [Check.warn("loaders", str(error), "grant the rights of this version's `lisa acl`")]
     now_ms = yield from store.server_time_ms()
     late = [
-        f"{one.name}: last success {human(now_ms - one.seen_ms)} ago"
+        f"{one.name}: no success for {human(now_ms - one.seen_ms)}"
         for one in found
         if one.is_late(now_ms)
     ]

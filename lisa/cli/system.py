@@ -123,8 +123,8 @@ def loaders(chosen: Chosen, forget: str | None) -> None:
     rows = []
     for one in store.drive(presence.loaders(store)):
         state = "late" if one.is_late(now_ms := chosen.server_ms()) else "ok"
-        ago, horizon = human(now_ms - one.seen_ms), human(one.horizon_ms)
-        rows.append((one.name, state, one.topic, f"{ago} ago", horizon))
+        success = f"{human(now_ms - one.seen_ms)} ago" if one.has_succeeded else "none"
+        rows.append((one.name, state, one.topic, success, human(one.horizon_ms)))
     columns = ["loader", "state", "topic", "last success", "horizon"]
     if chosen.json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])

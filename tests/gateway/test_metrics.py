@@ -70,7 +70,9 @@ def live(
                 send(gateway.client, topic, key="k")
             with connect(redis_url) as client:
                 client.hset(Keys().topic(topic).archived, "a", f"1-0 1 {now_ms}")
-                loader = LoaderRecord(name="l", seen_ms=now_ms, horizon_ms=1, floor_ms=now_ms)
+                loader = LoaderRecord(
+                    name="l", horizon_ms=1, seen_ms=now_ms, floor_ms=now_ms, until_ms=now_ms
+                )
                 client.hset(Keys().loaders, "l", msgspec.json.encode(loader))
             push = {"url": "https://hooks.example/", "group": "pushed"}
             gateway.client.put(f"/v1/topics/{new_topic('pushed')}/push", json=push)

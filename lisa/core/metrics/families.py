@@ -208,7 +208,7 @@ _SERVER = (
     ),
     _gauge(
         "lisa_loader_last_success_timestamp_seconds",
-        "When the last successful run of a job with --due-within began.",
+        "When the last successful run of a job with --due-within began; before any, the first run.",
         ("loader",),
     ),
     _gauge("lisa_loader_horizon_seconds", "How far ahead that run loaded rows.", ("loader",)),

@@ -144,8 +144,11 @@ class RelayPresence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last successful run of a loader, `lisa pipeline schedule --due-within`.
 
+    Before any success, the first run: it has loaded nothing, so that `until_ms` is `floor_ms`.
+
     topic: empty if each row names its own. seen_ms: when the run began. horizon_ms: how far ahead
-    it loaded rows. floor_ms: rows that were due before this time are never loaded.
+    it loads rows. floor_ms: rows that were due before this time are never loaded. until_ms: all
+    later ones that are due until this time have been loaded.
     """
 
     name: str
@@ -153,6 +156,12 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seen_ms: int
     horizon_ms: int
     floor_ms: int
+    until_ms: int
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether a run has succeeded."""
+        return self.until_ms != self.floor_ms
 
     def is_late(self, now_ms: int) -> bool:
         """Whether half the horizon has passed since that run."""

@@ -50,6 +50,9 @@ MOST_BROADCAST = 1_000_000
 
 CHANGES_PER_CALL = 50
 
+NOT_HANDLED = "waiting,parked,ready,retry"
+"""States in which a message can be cancelled."""
+
 _NOT_CANCELLED = ("", "0", "f", "false", "n", "no")
 
 _log = logging.getLogger("lisa.pipeline")
@@ -57,7 +60,7 @@ _log = logging.getLogger("lisa.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One run of a loader: it loads rows due after `after_ms`, until the horizon of `record`.
+    """One run of a loader: it loads rows due after `after_ms`, until `record.until_ms`.
 
     record: what to remember once the run has succeeded.
     """
@@ -71,18 +74,21 @@ class Loader:
     ) -> Self:
         """Choose the rows by the server's clock and the record of the last run.
 
-        since: start of the first run; by default now. Raises ConfigError for another topic.
+        Records a first run at once: if it fails, the next one begins at the same time. since: start
+        of the first run; by default now. Raises ConfigError for another topic.
         """
         now_ms, horizon_ms = store.drive(store.server_time_ms()), duration_ms(due_within)
         found = store.ask("HGET", store.keys.loaders, name)
         if found is None:
             start_ms = now_ms if since is None else duration_ms(since - EPOCH)
             _log.warning("first run of %r: rows due before %s are left out", name, _utc(start_ms))
-            last = LoaderRecord(
-                name=name, topic=topic, seen_ms=start_ms, horizon_ms=0, floor_ms=start_ms
+            times = {"floor_ms": start_ms, "until_ms": start_ms}
+            first = LoaderRecord(
+                name=name, topic=topic, seen_ms=now_ms, horizon_ms=horizon_ms, **times
             )
-        else:
-            last = msgspec.json.decode(found, type=LoaderRecord)
+            store.ask("HSETNX", store.keys.loaders, name, msgspec.json.encode(first))
+            found = store.ask("HGET", store.keys.loaders, name)
+        last = msgspec.json.decode(found, type=LoaderRecord)
         if last.topic != topic:
             raise ConfigError(
                 f"loader {name!r} loads {last.topic or 'several topics'}: give another job name, "
@@ -91,20 +97,22 @@ class Loader:
         # Ids of handled messages are remembered for longer than this.
         known_ms = now_ms - min(horizon_ms, last.horizon_ms)
         seen_ms = min(last.seen_ms, now_ms) - duration_ms(OVERLAP)
-        after_ms = min(last.seen_ms + last.horizon_ms, max(last.floor_ms, seen_ms, known_ms))
-        if found and seen_ms < known_ms:
+        after_ms = min(last.until_ms, max(last.floor_ms, seen_ms, known_ms))
+        if after_ms > max(last.floor_ms, seen_ms):
             _log.warning(
                 "%r last ran at %s: rows written since then and due before %s were not loaded; "
                 "send them with another job",
                 *(name, _utc(last.seen_ms), _utc(after_ms)),
             )
-        record = msgspec.structs.replace(last, seen_ms=now_ms, horizon_ms=horizon_ms)
+        record = msgspec.structs.replace(
+            last, seen_ms=now_ms, horizon_ms=horizon_ms, until_ms=now_ms + horizon_ms
+        )
         return cls(record, after_ms)
 
     @property
     def due_in(self) -> tuple[int, int]:
         """The times after which, and until which the rows are due."""
-        return self.after_ms, self.record.seen_ms + self.record.horizon_ms
+        return self.after_ms, self.record.until_ms
 
     def limited(self, options: WriteOptions) -> WriteOptions:
         """Options of a write that sends these rows, and remembers ids for long enough."""
@@ -174,7 +182,7 @@ def due_ms(df: DataFrame) -> Column:
 
 
 def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> dict[str, int]:
-    """Cancel and reschedule the waiting messages whose rows have changed; returns the counts.
+    """Cancel and reschedule live messages whose rows have changed; returns the counts.
 
     Rows are joined with the messages that wait, so that other messages are never touched.
     """
@@ -187,14 +195,15 @@ def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> di
     named = {"topic": topic, "id": whole_id, "due_ms": due_ms(df), "gone": gone}
     rows = df.select(*(column.alias(name) for name, column in named.items()))
     register(df.sparkSession)
-    given = {**options.server.as_options(), "state": "waiting", "topic": options.topic or ""}
+    given = {**options.server.as_options(), "state": NOT_HANDLED, "topic": options.topic or ""}
     reader = df.sparkSession.read.format("lisa").options(**given)
-    waiting = reader.schema("topic string, id string, due timestamp").load()
-    waiting = waiting.select("topic", "id", sf.unix_millis("due").alias("was_ms"))
-    if waiting.count() < MOST_BROADCAST:
-        waiting = sf.broadcast(waiting)
+    live = reader.schema("topic string, id string, state string, due timestamp").load()
+    was_ms = sf.when(sf.col("state") == "waiting", sf.unix_millis("due")).alias("was_ms")
+    live = live.select("topic", "id", was_ms).distinct()  # a message has a row for each group
+    if live.count() < MOST_BROADCAST:
+        live = sf.broadcast(live)
     moved = f"due_ms != was_ms AND due_ms BETWEEN {OLDEST_DUE_MS} AND {MAX_DUE_MS}"
-    changed = rows.join(waiting, ["topic", "id"]).where(f"gone OR {moved}")
+    changed = rows.join(live, ["topic", "id"]).where(f"gone OR {moved}")
     counts = Counter[str]()
     with options.server.open() as store:
         for part in portions(changed.toLocalIterator(), CHANGES_PER_CALL, lambda _: 0):
