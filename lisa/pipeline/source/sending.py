@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
+from typing import Self
 
 import pyarrow as pa
 
@@ -81,6 +82,7 @@ class Sender:
         self._registered: dict[str, float] = {}
         self._largest: dict[str, int] = {}
         self._full_since: float | None = None
+        self._left_out: KeyFull | None = None
         self._pauses = Backoff(longest_s=LONGEST_FULL_S)
         self._pace = SharedRate(store, run, options.max_rate) if options.max_rate else None
         self._result = result
@@ -116,9 +118,14 @@ class Sender:
         """Record a row that is not sent."""
         self._refused.add(self.batch, number, topic, message_id, reason)
 
-    def close(self) -> None:
-        """Close the file of refused rows."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the file of refused rows. Raises KeyFull if messages were left out."""
         self._refused.close()
+        if kind is None and self._left_out is not None:
+            raise self._left_out
 
     def _size(self, topic: str) -> int:
         size = self._store.batch_size(topic, Enqueue)
@@ -221,10 +228,14 @@ class Sender:
     def _refused_with(self, topic: str, left: MessageColumns, error: LisaError) -> int:
         """Refuse the first messages, for which another call would be in vain; returns how many.
 
-        Raises the error if there may be room later, and the task is to be repeated then.
+        If there may be room later, and the task is to be repeated then: raises the error of a full
+        topic, and leaves out the message of a full key; the end of the block raises.
         """
         if isinstance(error, TopicFull) and self._options.fail_if_full:
-            raise error
+            if not isinstance(error, KeyFull):
+                raise error
+            self._left_out = self._left_out or error
+            return 1
         layout = self._store.known_layout(Topic(topic))
         is_full = isinstance(error, TopicFull) and not isinstance(error, KeyFull)
         refused = left if is_full and not (layout and layout.is_split) else left.cut(0, 1)

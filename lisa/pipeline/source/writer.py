@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -284,7 +283,7 @@ class Task:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Send all rows. Raises LisaError if the server does not answer."""
-        with closing(self._sender):
+        with self._sender:
             for batch in by_due(batches):
                 self._sender.batch = batch
                 self._send(read_rows(batch, json_text=self._options.json_text))
@@ -391,7 +390,7 @@ def send_missing(
         if digest not in duplicates
         for ordinal in range(reached + 1, end + 1)
     ]
-    with closing(Sender(options, store, run, COMPLETING, whole)) as sender:
+    with Sender(options, store, run, COMPLETING, whole) as sender:
         for topic in {duplicates[digest].topic for digest in missing if digest in duplicates}:
             _send(sender, topic, missing, duplicates, whole)
     left = _not_known(store, sorted(whole.topics), unknown)
