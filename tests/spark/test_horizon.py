@@ -245,6 +245,33 @@ def test_messages_follow_their_rows(table: Table) -> None:
     assert (done.accepted, done.rescheduled, done.cancelled) == (0, 0, 0)
 
 
+def test_a_message_does_not_follow_several_rows_that_differ(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as an old row and a new one, of which either may be cancelled."""
+    table.rows = {"again": 20.0, "ended": 2.0, "twice": 2.0, "equal": 2.0}
+    table.load()
+    others = {"again": -7 * 24.0, "ended": 2.0, "twice": 3.0}
+    table.rows["equal"] = 4.0
+    rows: list[tuple[str, float | None, bool]]
+    rows = [(name, due, False) for name, due in table.rows.items()]
+    rows += [(name, due, name == "ended") for name, due in others.items()]
+    rows += [("equal", 4.0, False)]
+    given = [(name, name, table.due(due), gone) for name, due, gone in rows]
+    frame = table.jobs.spark.createDataFrame(
+        given, "id string, body string, due long, gone boolean"
+    )
+    before = table.jobs.scores()
+    for moved in (1, 0):
+        caplog.clear()
+        options = {"job": "nightly", "due_within": DAY, "cancelled": "gone", "sync": True}
+        done = table.jobs.schedule(frame, **options)
+        assert (done.rescheduled, done.cancelled) == (moved, 0)
+        assert table.jobs.scores() == before | {"equal": table.due(4)}
+        assert "3 messages did not follow" in caplog.text
+        assert caplog.text.strip().endswith("their ids: again, ended, twice")
+
+
 def test_rows_with_keys_and_topics_are_followed(jobs: Jobs) -> None:
     rows = [
         ("a", "k", TOPIC, utc(1), ""),

@@ -50,6 +50,9 @@ MOST_BROADCAST = 1_000_000
 
 CHANGES_PER_CALL = 50
 
+MOST_NAMED = 10
+"""Messages that a warning names."""
+
 NOT_HANDLED = "waiting,parked,ready,retry"
 """States in which a message can be cancelled."""
 
@@ -184,7 +187,34 @@ def due_ms(df: DataFrame) -> Column:
 def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> dict[str, int]:
     """Cancel and reschedule live messages whose rows have changed; returns the counts.
 
-    Rows are joined with the messages that wait, so that other messages are never touched.
+    A message whose id is that of rows that differ stays as it is; a warning names it.
+    """
+    counts = Counter[str]()
+    unclear: list[str] = []
+    with options.server.open() as store:
+        rows = _changed(df, options, cancelled).toLocalIterator()
+        for part in portions(rows, CHANGES_PER_CALL, lambda _: 0):
+            unclear += (row.id.replace(KEY_END, " ") for row in part if row.differ)
+            clear = (((row.topic, row.gone), row) for row in part if not row.differ)
+            for (name, is_gone), found in grouped(clear).items():
+                # A message moves only if it still waits until the second time.
+                items = [(row.id, f"{row.due_ms}@{row.was_ms}") for row in found]
+                cancel = Cancel(name, [row.id for row in found])
+                call: Any = cancel if is_gone else Reschedule(name, items)
+                counts.update(map(str, store.call_by_id(call)))
+    if unclear:
+        _log.warning(
+            "sync: %d messages did not follow the table, which has several rows with their ids: %s",
+            *(len(unclear), ", ".join(sorted(unclear)[:MOST_NAMED])),
+        )
+    return {name: counts[name] for name in ("rescheduled", "cancelled")}
+
+
+def _changed(df: DataFrame, options: WriteOptions, cancelled: str | None) -> DataFrame:
+    """The live messages that differ from their rows: topic, id, due_ms, was_ms, gone and differ.
+
+    Rows are joined with the messages, so that other messages are never touched. differ: whether the
+    rows with this id do.
     """
     own_id = whole_id = df["id"].cast("string")
     if "key" in df.columns:
@@ -202,18 +232,13 @@ def reconcile(df: DataFrame, options: WriteOptions, cancelled: str | None) -> di
     live = live.select("topic", "id", was_ms).distinct()  # a message has a row for each group
     if live.count() < MOST_BROADCAST:
         live = sf.broadcast(live)
+    first, last = (bound(sf.struct("due_ms", "gone")) for bound in (sf.min, sf.max))
+    differ = (~first.eqNullSafe(last)).alias("differ")
+    by_message = rows.join(live, ["topic", "id"]).groupBy("topic", "id", "was_ms")
+    found = by_message.agg(differ, first.alias("row"))
     moved = f"due_ms != was_ms AND due_ms BETWEEN {OLDEST_DUE_MS} AND {MAX_DUE_MS}"
-    changed = rows.join(live, ["topic", "id"]).where(f"gone OR {moved}")
-    counts = Counter[str]()
-    with options.server.open() as store:
-        for part in portions(changed.toLocalIterator(), CHANGES_PER_CALL, lambda _: 0):
-            for (name, is_gone), found in grouped(((r.topic, r.gone), r) for r in part).items():
-                # A message moves only if it still waits until the second time.
-                items = [(row.id, f"{row.due_ms}@{row.was_ms}") for row in found]
-                cancel = Cancel(name, [row.id for row in found])
-                call: Any = cancel if is_gone else Reschedule(name, items)
-                counts.update(map(str, store.call_by_id(call)))
-    return {name: counts[name] for name in ("rescheduled", "cancelled")}
+    columns = ("topic", "id", "was_ms", "differ", "row.*")
+    return found.select(*columns).where(f"differ OR gone OR {moved}")
 
 
 def is_cancelled(df: DataFrame, name: str) -> Column:
