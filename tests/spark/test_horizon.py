@@ -6,7 +6,8 @@ import random
 import re
 import string
 import struct
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -210,8 +211,61 @@ def test_rows_that_a_column_cancels(jobs: Jobs) -> None:
     jobs.client.flushall()
     send(jobs, "\n".join(map(json.dumps, lines)), *given, "--body", "*", name="rows.jsonl")
     assert set(jobs.scores()) == set("012")
+    nested = '{"number": 1, "gone": [], "due": 1}'
+    typed = ("--schema", "number long, gone array<int>, due long", "--body", "*")
+    done = send(jobs, nested, *given, *typed, name="rows.jsonl", code=2)
+    assert "column 'gone' has type array<int>" in done.stderr
     refused = send(jobs, content, *given[:-1], "lost", code=2)
     assert "--cancelled: no column 'lost'" in refused.stderr
+
+
+TEXTS = (
+    "",
+    " ",
+    "0",
+    "0.00",
+    "-0",
+    "0,0",
+    "0e5",
+    "F",
+    " false\t",
+    "n",
+    "No",
+    "off",
+    "Null",
+    "None",
+)
+OTHER_TEXTS = ("NaN", "NaT", "[]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept", "cancelled"),
+    [
+        ("string", (*TEXTS, *OTHER_TEXTS), ("1", "0.01", "2026-01-01", "true", "x", "00:00")),
+        ("double", (0.0, -0.0, float("nan")), (1.0, 0.01)),
+        ("decimal(10,2)", (Decimal(0),), (Decimal("0.01"),)),
+        ("int", (0,), (-1, 1)),
+        ("boolean", (False,), (True,)),
+        ("timestamp_ntz", (), (datetime(1970, 1, 1),)),  # noqa: DTZ001
+        ("date", (), (date(1970, 1, 1),)),
+        ("void", (), ()),
+    ],
+)
+def test_values_that_cancel_rows(
+    jobs: Jobs, kind: str, kept: tuple[Any, ...], cancelled: tuple[Any, ...]
+) -> None:
+    rows = [(f"kept {value!r}", value) for value in (None, *kept)]
+    rows += [(f"cancelled {value!r}", value) for value in cancelled]
+    frame = jobs.spark.createDataFrame(rows, f"id string, gone {kind}")
+    dues = "unix_millis(now()) + 3600000 AS due"
+    jobs.schedule(frame.selectExpr("*", "id AS body", dues), cancelled="gone")
+    assert set(jobs.scores()) == {f"kept {value!r}" for value in (None, *kept)}
+
+
+def test_a_column_that_cannot_cancel_is_named(table: Table) -> None:
+    for value in ("array()", "binary('x')", "named_struct('a', 1)"):
+        with pytest.raises(ConfigError, match=r"cancelled \(--cancelled\): column 'gone' has type"):
+            table.jobs.schedule(table.frame().selectExpr("*", f"{value} AS gone"), cancelled="gone")
 
 
 def utc(hours: float) -> str:

@@ -35,6 +35,7 @@ from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
 from lisa.pipeline.delta_files import delta_rows, is_delta
 from lisa.pipeline.errors import one_line
+from lisa.pipeline.jobs.horizon import is_cancelled
 from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
 from lisa.pipeline.parquet_files import parquet_rows
 from lisa.pipeline.paths import (
@@ -598,6 +599,8 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
         if part in ("delay", "ttl", "slack", *_CONSTANTS):
             return _constant(part, wanted, names)
         raise _missing(part, wanted, names)
+    if part == "cancelled":
+        return is_cancelled(table, wanted)
     column, kind = col(wanted), table.schema[wanted].dataType
     if isinstance(kind, DecimalType) and kind.scale == 0:  # such as Parquet's uint64
         return column.try_cast("string" if part in ("id", "key") else "bigint")

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from pyspark.sql import functions as sf
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    NullType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from lisa.core.model.clock import EPOCH, MAX_DUE_MS, OLDEST_DUE_MS, duration_ms, utc_text
 from lisa.core.model.errors import ConfigError
@@ -56,7 +64,8 @@ MOST_NAMED = 10
 NOT_HANDLED = "waiting,parked,ready,retry"
 """States in which a message can be cancelled."""
 
-_NOT_CANCELLED = ("", "0", "f", "false", "n", "no")
+_ZERO = r"[-+]?(0+[.,]?0*|[.,]0+)(e[-+]?\d+)?"
+_NOT_CANCELLED = rf"(?iU)^\s*(|{_ZERO}|f|false|n|no|off|null|none|nan|nat|\[\s*\]|\{{\s*\}})\s*$"
 
 _log = logging.getLogger("lisa.pipeline")
 
@@ -242,9 +251,24 @@ def _changed(df: DataFrame, options: WriteOptions, cancelled: str | None) -> Dat
 
 
 def is_cancelled(df: DataFrame, name: str) -> Column:
-    """Whether a column cancels a row: it is not null, nor empty, 0, no or false."""
-    text = sf.lower(sf.trim(df[f"`{name}`"].cast("string")))
-    return sf.coalesce(~text.isin(*_NOT_CANCELLED), sf.lit(False))  # noqa: FBT003
+    """Whether a column cancels a row: by a value that is not null, nor zero, false or NaN.
+
+    Of text, also not one of _NOT_CANCELLED. Raises ConfigError for a type that has none of these.
+    """
+    column, kind = df[f"`{name}`"], df.schema[name].dataType
+    if isinstance(kind, StringType):
+        found = ~column.rlike(_NOT_CANCELLED)
+    elif isinstance(kind, (BooleanType, NumericType)):
+        number = column.cast("double")
+        found = (number != 0) & ~sf.isnan(number)
+    elif isinstance(kind, (DateType, TimestampType, TimestampNTZType, NullType)):
+        found = column.isNotNull()
+    else:
+        raise ConfigError(
+            f"cancelled (--cancelled): column {name!r} has type {kind.simpleString()}; it must be "
+            "Boolean, a number, text, a date or a timestamp"
+        )
+    return sf.coalesce(found, sf.lit(False))  # noqa: FBT003
 
 
 def _utc(ms: int) -> str:

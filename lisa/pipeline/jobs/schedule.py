@@ -121,8 +121,8 @@ def schedule(
         the last run of the loader `job`. Repeat the job more often than this. The topics remember
         ids for an hour longer than this.
     since: with `due_within`, the earliest due time of the loader's first run; by default now.
-    cancelled: a further column. Rows for which it is true, or neither null, empty, 0, no nor false,
-        are not sent.
+    cancelled: a further column: Boolean, numbers, text, dates or timestamps. Rows for which it is
+        true, or not null, NaN, zero, empty, "no" or the like, are not sent, and not counted.
     sync: with `due_within` and a column `id`, afterwards change the messages that wait as their
         rows have: cancel or reschedule them.
     progress: called from another thread with the numbers of finished and known tasks.
