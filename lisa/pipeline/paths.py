@@ -126,16 +126,21 @@ def format_of(source: str, files: Collection[str]) -> str:
     files: URLs. Raises ConfigError if a file has none of the known endings, or if they differ.
     """
     found: dict[str, str] = {}
+    unknown: list[str] = []
     for file in files:
         name = shown(file)
         _check_ending(name)
         kind = ENDINGS.get(_ending(name)) or _content(name)
-        if kind is None or kind not in ENDINGS.values():
-            raise ConfigError(
-                f"{name}: its name does not tell its format: name it, as in --format csv "
-                f"({', '.join(dict.fromkeys(ENDINGS.values()))})"
-            )
-        found.setdefault(kind, name)
+        if kind is not None and kind in ENDINGS.values():
+            found.setdefault(kind, name)
+        else:
+            unknown.append(name)
+    if unknown:
+        cure = f"name it, as in --format csv ({', '.join(dict.fromkeys(ENDINGS.values()))})"
+        if found:
+            pattern = f"*{_ending(next(iter(found.values())))}*"
+            cure = f"leave it out, as with --read-option pathGlobFilter='{pattern}', or {cure}"
+        raise ConfigError(f"{unknown[0]}: its name does not tell its format: {cure}")
     if len(found) > 1:
         raise ConfigError(
             f"{source} has files of several formats ({', '.join(found.values())}): choose one with "

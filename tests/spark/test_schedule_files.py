@@ -3,6 +3,7 @@
 import bz2
 import datetime as dt
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,18 @@ def test_formats_are_found_or_asked_for(jobs: Jobs) -> None:
         (folder / name).write_text(content, "utf-8")
     assert "both has files of several formats" in refusal(jobs, "both")
     send(jobs, None, "--read-option", "pathGlobFilter=*.json", name="both")
+    assert set(jobs.scores()) == {"1", "2"}
+    jobs.client.flushall()
+    (folder / "b.json").rename(folder / "README.md")
+    line = refusal(jobs, "both")
+    assert "README.md: its name does not tell its format: leave it out" in line
+    send(
+        jobs,
+        None,
+        "--read-option",
+        re.findall("pathGlobFilter='.*'", line)[0].replace("'", ""),
+        name="both",
+    )
     assert set(jobs.scores()) == {"1", "2"}
 
 
