@@ -345,7 +345,12 @@ def test_settings_of_the_session_do_not_change_what_is_sent(jobs: Jobs) -> None:
     times = ("2100-01-01 00:00:00+01", "2100-01-01T00:00Z", "4102444800000", "2100-01-01 00:00")
     content = "id,due,n\n" + "".join(f"{n},{time},{n}.50\n" for n, time in enumerate(times))
     zoned = pa.array([4_102_444_800_000_000_001], pa.timestamp("ns", "Asia/Tokyo"))
-    rest = {"n": pa.array([1.5]), "lasts": pa.array([1], pa.duration("s"))}
+    at = zoned.cast(pa.timestamp("us", "UTC"), safe=False)
+    within = pa.StructArray.from_arrays([pa.array([[at[0].as_py(), None]]), at], ["list", "one"])
+    pairs = pa.array([[("k", at[0].as_py())]], pa.map_(pa.string(), at.type))
+    lasts = pa.array([1], pa.duration("s"))
+    rest = {"n": pa.array([1.5]), "lasts": lasts, "within": within, "map": pairs}
+    write(jobs, "derived.parquet", due=zoned, at=zoned, **rest)
     write(jobs, "ns.parquet", id=pa.array(["ns"]), due=zoned, at=zoned, **rest)
     settings = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "America/New_York"}
     sent = []
@@ -356,16 +361,18 @@ def test_settings_of_the_session_do_not_change_what_is_sent(jobs: Jobs) -> None:
         try:
             done = send(jobs, content + "x,09:00,1\n", code=1)
             send(jobs, None, name="ns.parquet")
+            send(jobs, None, "--job", "j", name="derived.parquet")
         finally:
             jobs.spark.conf.unset("spark.sql.ansi.enabled")
             jobs.spark.conf.set("spark.sql.session.timeZone", "UTC")
         assert "refused orders x: cannot be read: due=09:00" in done.stderr
         dues = jobs.scores()
         bodies = {name: jobs.message(name).body for name in dues}
-        at = dt.datetime.fromisoformat(bodies["ns"].pop("at")).astimezone(dt.UTC)
-        sent.append((dues, {**bodies, "at": at}))
+        sent.append((dues, bodies))
     (plain, first), (other, second) = sent
     assert first == second
+    assert first["ns"]["within"]["list"] == ["2100-01-01T00:00:00Z", None]
+    assert first["ns"]["map"] == {"k": "2100-01-01T00:00:00Z"}
     assert other.pop("3") - plain.pop("3") == 5 * 3_600_000
     assert plain == other
     assert plain["ns"] == 4_102_444_800_001

@@ -408,6 +408,8 @@ def _tails(
             start = letter + b"0000"
             return [start + body for body in encoded]
         return [letter + head + one for head, one in zip(headers, encoded, strict=True)]
+    if _has(kind, _is_zoned):
+        column = column.cast(_in_utc(kind))
     bodies = column.to_pylist()
     if _has(kind, pa.types.is_map, pa.types.is_decimal, pa.types.is_float32):
         plain = partial(_plain, kind)
@@ -422,6 +424,23 @@ def _has(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
     """Whether a type, or a type within it, fulfils one of the tests."""
     children = (kind.field(index).type for index in range(kind.num_fields))
     return any(test(kind) for test in tests) or any(_has(child, *tests) for child in children)
+
+
+def _is_zoned(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """A type whose times print in UTC: bodies must not depend on the session's zone."""
+    if _is_zoned(kind):
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_in_utc(kind.value_type))
+    return pa.large_list(_in_utc(kind.value_type)) if pa.types.is_large_list(kind) else kind
 
 
 def _plain(kind: pa.DataType, value: Any) -> Any:
