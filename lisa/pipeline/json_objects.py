@@ -35,7 +35,9 @@ _SHOWN = 120
 _BATCH = 10_000
 
 
-def _integer(text: str) -> int | str:
+def _integer(text: str) -> int | msgspec.Raw | str:
+    if text == "-0":
+        return msgspec.Raw(b"-0")
     number = int(text) if len(text) <= 20 else None
     return number if number is not None and number in _INTEGERS and str(number) == text else text
 
@@ -68,8 +70,8 @@ _decoder = json.JSONDecoder(
 def objects(text: str) -> list[dict[str, Any]]:
     """The objects of a text: one after the other, or in arrays. Raises ValueError.
 
-    Numbers that a 64-bit integer or a double would change are text. Other fractions are
-    `msgspec.Raw`, with the digits of the text.
+    Numbers that a 64-bit integer or a double would change are text. Other fractions and
+    -0 are `msgspec.Raw`, with the digits of the text.
     """
     made: list[dict[str, Any]] = []
     at = _after_space(text, 0)
