@@ -377,12 +377,48 @@ def test_a_delta_table_is_read_as_of_its_present_version(table: Table) -> None:
     assert str(jobs.folder) in missing.stderr
 
 
-@pytest.mark.parametrize("feature", ["deletionVectors", "columnMapping", "placed", "ü"])
+def test_times_that_partition_a_delta_table_are_in_utc(jobs: Jobs) -> None:
+    """Also if the session is in another zone; dates and decimals are as they were written."""
+    where = jobs.folder / "table"
+    due = datetime(2100, 3, 28, 1, 30, tzinfo=UTC)
+    columns: dict[str, Any] = {
+        "number": ["a", "b", "c"],
+        "send_at": [due, due.replace(microsecond=5), datetime(2099, 7, 1, tzinfo=UTC)],
+        "day": [date(2030, 1, 1), None, date(2030, 1, 2)],
+        "price": [Decimal("1.10"), Decimal("2.00"), None],
+    }
+    write_deltalake(where, pa.table(columns), partition_by=["send_at", "day", "price"])
+    given = ["--topic", TOPIC, "--redis", jobs.url, "--id", "number", "--due", "send_at"]
+    jobs.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        jobs.command("schedule", str(where), *given)
+    finally:
+        jobs.spark.conf.set("spark.sql.session.timeZone", "UTC")
+    ms = round(due.timestamp() * 1000)
+    assert jobs.scores() == {"a": ms, "b": ms + 1, "c": 4_086_547_200_000}
+    bodies = [jobs.message(name).body for name in "abc"]
+    assert bodies == [
+        {"day": "2030-01-01", "price": "1.10"},
+        {"day": None, "price": "2.00"},
+        {"day": "2030-01-02", "price": None},
+    ]
+    for file in where.glob("*/*/*/*.parquet"):
+        file.unlink()
+    missing = jobs.command("schedule", str(where), *given, code=2).stderr
+    assert f"{where}: data files of the table's present version are missing" in missing
+    assert len(missing.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "feature", ["deletionVectors", "binary", "shifted", "columnMapping", "placed", "ü"]
+)
 def test_a_delta_table_that_its_files_do_not_tell_is_refused(jobs: Jobs, feature: str) -> None:
     where = jobs.folder / "table"
     named = {"delta.columnMapping.mode": "name"} if feature == "columnMapping" else {}
-    rows = pa.table({"number": ["a"], "send_at": [datetime.now(UTC)], "part": [feature]})
-    by = ["part"] if feature in ("placed", "ü") else None
+    part = feature.encode() if feature == "binary" else feature
+    rows = pa.table({"number": ["a"], "send_at": [datetime.now(UTC)], "part": [part]})
+    by = ["part"] if feature in ("placed", "ü", "binary") else None
+    by = ["send_at"] if feature == "shifted" else by
     write_deltalake(where, rows, configuration=named, partition_by=by)
     log = where / "_delta_log" / f"{0:020}.json"
     actions = list(map(json.loads, log.read_text().splitlines()))
@@ -391,6 +427,8 @@ def test_a_delta_table_that_its_files_do_not_tell_is_refused(jobs: Jobs, feature
         moved = add["path"].rpartition("/")[2]
         (where / add["path"]).rename(where / moved)
         add["path"] = moved
+    if feature == "shifted":  # as Spark may name the folder if its session is not in UTC
+        add["partitionValues"]["send_at"] = "2030-01-01T09:00:00.000000Z"
     if feature == "deletionVectors":
         (protocol,) = (action["protocol"] for action in actions if "protocol" in action)
         both = {"readerFeatures": [feature], "writerFeatures": [feature]}
@@ -409,7 +447,8 @@ def test_a_delta_table_that_its_files_do_not_tell_is_refused(jobs: Jobs, feature
     log.write_text("".join(json.dumps(action) + "\n" for action in actions))
     words = ("--topic", TOPIC, "--redis", jobs.url, "--id", "number", "--due", "send_at")
     done = jobs.command("schedule", str(where), *words, code=2)
-    assert {"placed": "outside", "ü": "outside"}.get(feature, feature) in done.stderr
+    named = {"placed": "outside", "ü": "outside", "binary": "bytes", "shifted": "not in UTC"}
+    assert named.get(feature, feature) in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not jobs.scores()
 
