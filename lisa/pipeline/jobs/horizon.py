@@ -167,16 +167,20 @@ def check(
     """Raises ConfigError if rows cannot be loaded by their due times, or not repeatedly."""
     if due_within is None:
         if since is not None or sync:
-            raise ConfigError("since and sync are for loaders: they need due_within")
+            raise ConfigError("since (--since) and sync (--sync) need due_within (--due-within)")
         return
-    names = set(columns)
+    names, loader = set(columns), "due_within (--due-within)"
     problems = {
-        "since needs a time zone": since is not None and since.tzinfo is None,
-        "due_within must be more than 0": due_within <= timedelta(0),
-        "due_within needs a job name: the loader's, always the same one": job is None,
-        "due_within needs a column 'due' or 'at_local'": names.isdisjoint({"due", "at_local"}),
-        "due_within reads rows repeatedly: on_duplicate must be keep": on_duplicate != "keep",
-        "sync needs columns 'id' and 'due', and neither 'at_local' nor 'window'": sync
+        "since (--since) needs a time zone": since is not None and since.tzinfo is None,
+        f"{loader} must be more than 0": due_within <= timedelta(0),
+        f"{loader} needs a job name (--job): the loader's, always the same one": job is None,
+        f"{loader} needs a column 'due' or 'at_local' (--due or --at-local)": names.isdisjoint(
+            {"due", "at_local"}
+        ),
+        f"{loader} reads rows repeatedly: on_duplicate (--on-duplicate) must be keep": on_duplicate
+        != "keep",
+        "sync (--sync) needs columns 'id' and 'due' (--id and --due), and neither 'at_local' nor "
+        "'window'": sync
         and not ({"id", "due"} <= names and names.isdisjoint({"at_local", "window"})),
     }
     for problem, is_given in problems.items():
