@@ -185,6 +185,22 @@ def test_every_form_of_a_due_time(jobs: Jobs) -> None:
             assert (name, set(jobs.scores()), done.refused) == (name, {"2", "22"}, 0)
 
 
+def test_times_that_no_message_can_have_are_refused(jobs: Jobs) -> None:
+    """Whatever the type of their column; the last day of all years is one that it can have."""
+    times = ("0001-01-01 00:00:00", "9999-12-31 00:00:00", "9999-12-31 23:59:59.9999")
+    rows = jobs.spark.createDataFrame([(time, time) for time in times], "id string, body string")
+    stamp = "to_timestamp(concat(id, 'Z'))"
+    bad = {times[0], times[2]}
+    for due, refused in (
+        (f"{stamp} AS due", bad),
+        (f"unix_micros({stamp}) DIV 1000 + 1 AS due", bad),
+        ("replace(id, ' ', 'T') AS at_local", {times[0]}),
+    ):
+        zone = ["'UTC' AS tz"] if "at_local" in due else []
+        done = jobs.schedule(rows.selectExpr("*", due, *zone), job="nightly", due_within=DAY)
+        assert {one.split(" ", 1)[1].split(": ")[0] for one in done.reasons} == refused
+
+
 def test_rows_that_a_column_cancels(jobs: Jobs) -> None:
     """Whatever its type, as exports have it."""
     texts = "\n".join(

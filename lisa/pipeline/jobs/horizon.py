@@ -141,13 +141,15 @@ class Loader:
         if "due" not in df.columns:
             wall = df["at_local"].cast("string")
             days = (sf.lit(_utc(ms)[:10]) for ms in (first - DAY_MS, last + DAY_MS))
-            is_near = wall.substr(1, 10).between(*days) | ~wall.rlike(r"^\d{4}-\d\d-\d\d")
-            return df.where(wall.isNull() | is_near)
+            day = wall.substr(1, 10)
+            is_odd = ~wall.rlike(r"^\d{4}-\d\d-\d\d") | (day < _utc(OLDEST_DUE_MS)[:10])
+            return df.where(wall.isNull() | day.between(*days) | is_odd)
         due: Column = df["due"]
-        low, high, odd = sf.lit(first), sf.lit(last), ~due.between(OLDEST_DUE_MS, MAX_DUE_MS)
+        low, high, oldest, latest = map(sf.lit, (first, last, OLDEST_DUE_MS, MAX_DUE_MS))
         if isinstance(df.schema["due"].dataType, TimestampType):
-            low, high, odd = sf.timestamp_millis(low), sf.timestamp_millis(high), due.isNull()
-        return df.where(due.isNull() | odd | ((due > low) & (due <= high)))
+            low, high, oldest, latest = map(sf.timestamp_millis, (low, high, oldest, latest))
+        is_odd = due.isNull() | (due < oldest) | (due > latest)
+        return df.where(is_odd | ((due > low) & (due <= high)))
 
     def end(self, store: SyncStore) -> None:
         """Remember this run, which has succeeded."""
