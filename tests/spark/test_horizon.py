@@ -201,6 +201,16 @@ def test_times_that_no_message_can_have_are_refused(jobs: Jobs) -> None:
         assert {one.split(" ", 1)[1].split(": ")[0] for one in done.reasons} == refused
 
 
+def test_an_export_without_rows_or_with_nulls_only(jobs: Jobs) -> None:
+    """As pandas writes it, its columns may have no type."""
+    nothing = jobs.spark.sql("SELECT null AS id, null AS body, null AS due, null AS headers")
+    done = jobs.schedule(nothing.where("false"), job="j", due_within=DAY, sync=True)
+    assert (done.accepted, done.refused) == (0, 0)
+    assert jobs.schedule(nothing, job="j", due_within=DAY, sync=True).refused == 1
+    some = jobs.spark.sql("SELECT 'a' AS id, 'x' AS body, null AS ttl, null AS headers")
+    assert jobs.schedule(some).accepted == 1
+
+
 def test_rows_that_a_column_cancels(jobs: Jobs) -> None:
     """Whatever its type, as exports have it."""
     texts = "\n".join(

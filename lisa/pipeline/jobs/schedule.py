@@ -23,6 +23,7 @@ from lisa.pipeline.jobs.horizon import Loader, check, due_ms, is_cancelled, reco
 from lisa.pipeline.paths import absolute
 from lisa.pipeline.server import Server
 from lisa.pipeline.session import is_remote
+from lisa.pipeline.source.columns import with_types
 from lisa.pipeline.source.outcome import Counts
 from lisa.pipeline.source.sending import WriteOptions
 from lisa.pipeline.source.writer import finish, read_options, run_task
@@ -135,6 +136,7 @@ def schedule(
             'schedule does not accept a stream; write a stream with df.writeStream.format("lisa")'
         )
     check(df.columns, due_within, since, job=job, on_duplicate=str(on_duplicate), sync=sync)
+    df = with_types(df)
     rows = df if cancelled is None else df.where(~is_cancelled(df, cancelled)).drop(cancelled)
     given = {
         **Server.of(url, prefix).as_options(),

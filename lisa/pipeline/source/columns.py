@@ -10,6 +10,7 @@ from pyspark.sql import types as spark
 from lisa.core.model.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 CORRUPT = "_corrupt_record"
@@ -104,6 +105,20 @@ COLUMNS: Mapping[str, tuple[Callable[[DataType], bool], str]] = {
     CORRUPT: (_one_of(spark.StringType), "string, what could not be read of the row"),
 }
 """Column -> test of its type, and a description of the allowed types."""
+
+
+def with_types(df: DataFrame) -> DataFrame:
+    """Give columns that have nulls only, and thus no type, one that a message's column may have.
+
+    So their rows are refused or sent one by one; an export without rows is sent, too.
+    """
+    kinds = {"due": "timestamp", "headers": "map<string,string>"}
+    untyped = {
+        field.name: df[field.name].cast(kinds.get(field.name, "string"))
+        for field in df.schema.fields
+        if field.name in COLUMNS and isinstance(field.dataType, spark.NullType)
+    }
+    return df.withColumns(untyped) if untyped else df
 
 
 def _check_times(names: Collection[str]) -> None:
