@@ -14,9 +14,10 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable, write_deltalake
 from msgspec.structs import replace
+from pyarrow.parquet import write_table
 from pyspark.sql import DataFrame
 
 from lisa import Manager
@@ -209,6 +210,27 @@ def test_an_export_without_rows_or_with_nulls_only(jobs: Jobs) -> None:
     assert jobs.schedule(nothing, job="j", due_within=DAY, sync=True).refused == 1
     some = jobs.spark.sql("SELECT 'a' AS id, 'x' AS body, null AS ttl, null AS headers")
     assert jobs.schedule(some).accepted == 1
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "UTC"])
+def test_due_times_without_a_zone_are_in_the_given_one(jobs: Jobs, zone: str) -> None:
+    now = datetime.now(UTC).replace(microsecond=1)
+    source = jobs.folder / "rows.parquet"
+
+    def load(hours: float, *words: str, code: int = 0) -> Result:
+        wall = (now + timedelta(hours=hours)).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+        write_table(pa.table({"number": ["a"], "send_at": [wall], "zone": [zone]}), source)
+        given = ("--id", "number", "--due", "send_at", "--job", "j", "--due-within", "1d")
+        return send(jobs, None, *given, "--sync", *words, name=source.name, code=code)
+
+    for hours in (2, 3):
+        load(hours, "--tz", zone)
+        ms = int(now.timestamp()) * 1000 + 1 + hours * HOUR_MS
+        assert jobs.scores() == {"a": ms}
+    assert "as in --due send_at --tz UTC" in load(2, code=2).stderr
+    by_row = load(2, "--tz", "zone", "--body", "*", code=2)
+    assert "give --at-local send_at --tz zone" in by_row.stderr
+    assert "neither a column" in load(2, "--tz", "Mars", code=2).stderr
 
 
 def test_rows_that_a_column_cancels(jobs: Jobs) -> None:

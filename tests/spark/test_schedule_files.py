@@ -108,7 +108,7 @@ def test_parquet_with_types_that_spark_does_not_read(jobs: Jobs) -> None:
     naive = due.cast(pa.timestamp("us"), safe=False)
     write(jobs, "naive.parquet", id=pa.array(["ns"]), due=naive, body=pa.array(["x"]))
     jobs.client.flushall()
-    assert "a timestamp_ntz is for 'at_local', with 'tz'" in refusal(jobs, "naive.parquet")
+    assert "have no zone: name it, as in --due due --tz UTC" in refusal(jobs, "naive.parquet")
 
 
 NESTED = pa.struct([("at", pa.timestamp("ns")), ("of", pa.map_(pa.string(), pa.duration("ns")))])

@@ -494,9 +494,12 @@ def as_messages(
         raise _missing("body", body, names)
     table, content, kind = _content(rows, parts, body, used)
     made: list[Column] = []
+    zone = _zone_of_due(table, names, parts)
+    if zone is not None and "window" not in parts:
+        del parts["tz"]
     misfits = [sf.col(CORRUPT)] if CORRUPT in table.columns else []
     for part, wanted in parts.items():
-        column = _part(table, names, part, wanted)
+        column = _part(table, names, part, wanted, zone)
         if part in _CONVERTED and wanted in names and is_text(table, wanted):
             misfits.append(misfit(part, given_text(col(wanted)), column))
         made.append(column.alias(part))
@@ -594,7 +597,9 @@ def _missing(part: str, wanted: str, names: Collection[str]) -> ConfigError:
     return ConfigError(f"--{option}: no column {wanted!r}; the columns are {', '.join(names)}")
 
 
-def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> Column:
+def _part(
+    table: DataFrame, names: Collection[str], part: str, wanted: str, zone: str | None
+) -> Column:
     if wanted not in names:
         if part in ("delay", "ttl", "slack", *_CONSTANTS):
             return _constant(part, wanted, names)
@@ -604,6 +609,8 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
     column, kind = col(wanted), table.schema[wanted].dataType
     if isinstance(kind, DecimalType) and kind.scale == 0:  # such as Parquet's uint64
         return column.try_cast("string" if part in ("id", "key") else "bigint")
+    if part == "due" and zone is not None:
+        return _instant(column, zone)
     if not is_text(table, wanted):
         return column
     column = given_text(column)
@@ -615,6 +622,30 @@ def _part(table: DataFrame, names: Collection[str], part: str, wanted: str) -> C
         up = ((micros + sf.pmod(-micros, sf.lit(1000))) / 1000).cast("bigint")
         return sf.coalesce(column.try_cast("bigint"), up)
     return column
+
+
+def _zone_of_due(table: DataFrame, names: Collection[str], parts: Mapping[str, str]) -> str | None:
+    """The zone of the column `due`, if its type has none: that of --tz."""
+    due, zone = parts.get("due", ""), parts.get("tz")
+    if due not in names or not isinstance(table.schema[due].dataType, TimestampNTZType):
+        return None
+    if zone is None:
+        raise ConfigError(
+            f"--due: the times in column {due!r} have no zone: name it, as in --due {due} --tz UTC"
+        )
+    if zone in names:
+        raise ConfigError(
+            f"--due: the times in column {due!r} have no zone; with a zone for each row, give "
+            f"--at-local {due} --tz {zone}"
+        )
+    _constant("tz", zone, names)  # raises ConfigError
+    return zone
+
+
+def _instant(wall: Column, zone: str) -> Column:
+    """The instant of a timestamp without zone, whatever the zone of the session."""
+    in_utc = sf.convert_timezone(sf.lit(zone), sf.lit("UTC"), wall)
+    return sf.concat(in_utc.cast("string"), sf.lit("Z")).cast("timestamp")
 
 
 _CONSTANTS: dict[str, Callable[[str], object]] = {
