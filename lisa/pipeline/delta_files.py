@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +87,55 @@ def delta_rows(spark: SparkSession, source: str) -> DataFrame:
             "with delta-rs, DeltaTable(...).repair()"
         ) from error
     return rows.withColumns({name: _utc(name) for name in zoned})
+
+
+def check_not_delta(spark: SparkSession, path: str, files: Collection[str]) -> None:
+    """Raises ConfigError if a file belongs to a Delta table: its log says which rows count.
+
+    path: what the files were found by, perhaps a pattern. files: their URLs.
+    """
+    start = _PATTERN_FROM.split(path)[0]
+    root = path if start == path else start.rpartition("/")[0]
+    depth = _split(root)[1].count("/")
+    store, folders = "", set[str]()
+    for file in files:
+        store, folder = _split(unquote(file).rpartition("/")[0])
+        while folder not in folders:
+            folders.add(folder)
+            above, _, name = folder.rpartition("/")
+            if folder.count("/") <= depth and "=" not in name:
+                break
+            folder = above
+    for folder in sorted(folders):
+        table = f"{store}/{folder}"
+        if _has_log(spark, table):
+            raise ConfigError(
+                f"{_plain(table)} is a Delta table, whose files may have removed rows: load the "
+                "table itself, with --format delta"
+            )
+
+
+def _has_log(spark: SparkSession, folder: str) -> bool:
+    """Whether a folder, given by an unescaped URL, has the log of a Delta table."""
+    if folder.startswith("file:"):
+        return is_delta(folder)
+    try:
+        spark.read.format("binaryFile").load(f"{literal(folder)}/_delta_log").inputFiles()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return False
+    return True
+
+
+_PATTERN_FROM = re.compile(r"[]\[{}*?\\]")
+
+
+def _split(where: str) -> tuple[str, str]:
+    """The file system of a path or URL, and the path in it, without slashes at its ends."""
+    found = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)?", where)
+    store = found[0] if found else ""
+    return store, posixpath.normpath(f"/{where.removeprefix(store)}").strip("/")
 
 
 def _zoned(partitions: Mapping[str, DataType]) -> list[str]:

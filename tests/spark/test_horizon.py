@@ -425,6 +425,39 @@ def test_a_delta_table_is_read_as_of_its_present_version(table: Table) -> None:
     assert str(jobs.folder) in missing.stderr
 
 
+def test_the_files_of_a_delta_table_are_not_sent_without_its_log(jobs: Jobs) -> None:
+    """The table may be what a pattern finds, or lie above or below what is read."""
+    above = jobs.folder / "a, b{1}"
+    for place in ("par", "par/day=1"):
+        where = above / place / "dt=,"
+        columns = {"id": ["a", "b"], "delay": ["1h", "1h"], "body": ["x", "y"], "part": ["1", "2"]}
+        write_deltalake(where, pa.table(columns), partition_by=["part"])
+        DeltaTable(where).delete("id = 'a'")
+    given = ["--topic", TOPIC, "--redis", jobs.url]
+    table, recursive = above / "par" / "dt=,", ["--read-option", "recursiveFileLookup=true"]
+    pattern = str(jobs.folder / "a,*" / "par")
+    for source, options in {
+        str(table): ["--format", "parquet"],
+        f"{pattern}/dt*": [],
+        f"{pattern}/*/part=1": [],
+        f"{pattern}/../par/dt*/part=*/*.parquet": [],
+        f"file://{pattern}/dt*/part=1/part-*": [],
+        str(table / "part=1"): [],
+        str(next(table.glob("part=1/*.parquet"))): [],
+        str(above): recursive,
+    }.items():
+        error = jobs.command("schedule", source, *given, *options, code=2).stderr
+        found = str(above / "par/day=1/dt=,") if source == str(above) else str(table)
+        assert f"{found} is a Delta table" in error, source
+        assert "--format delta" in error
+        assert len(error.splitlines()) == 1
+    assert not jobs.scores()
+    write_rows = pa.table({"id": ["c"], "delay": ["1h"], "body": ["z"]})
+    write_table(write_rows, above / "rows.parquet")
+    jobs.command("schedule", f"{jobs.folder}/a,*/*.parquet", *given)
+    assert set(jobs.scores()) == {"c"}
+
+
 def test_times_that_partition_a_delta_table_are_in_utc(jobs: Jobs) -> None:
     """Also if the session is in another zone; dates and decimals are as they were written."""
     where = jobs.folder / "table"

@@ -33,7 +33,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
-from lisa.pipeline.delta_files import delta_rows, is_delta
+from lisa.pipeline.delta_files import check_not_delta, delta_rows, is_delta
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.jobs.horizon import is_cancelled
 from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
@@ -144,6 +144,7 @@ def read(
     if kind in ("csv", "tsv"):
         return _read_csv(load, source, options, declared)
     if kind == "parquet":
+        check_not_delta(spark, path, files)
         return Rows(parquet_rows(load, options, of_files))
     # Otherwise Spark would drop the columns that its first file lacks.
     return Rows(load("orc", {"mergeschema": "true", **given}))
