@@ -89,7 +89,12 @@ COLUMN_OPTIONS = (
     metavar="COL",
     help="Wall times, ISO text as in 2026-12-24T09:00, in the zone that --tz gives.",
 )
-@click.option("--tz", metavar="COL|ZONE", help="Time zones: a column, or one zone for all rows.")
+@click.option(
+    "--tz",
+    metavar="COL|ZONE",
+    help="Time zones: a column, or one zone for all rows. With --due: the zone of timestamps "
+    "without one.",
+)
 @click.option(
     "--window",
     metavar="COL|WINDOW",
