@@ -285,6 +285,22 @@ def test_formats_are_found_or_asked_for(jobs: Jobs) -> None:
     assert set(jobs.scores()) == {"1", "2"}
 
 
+def test_the_headers_of_csv_files_are_compared_before_a_row_is_sent(jobs: Jobs) -> None:
+    folder = jobs.folder / "many"
+    folder.mkdir()
+    (folder / "a.csv").write_text(CSV, "utf-8")
+    (folder / "empty.csv").touch()
+    (folder / "b.csv").write_text('\ufeff\n"id","delay",body\r\n3,1h,z\r\n', "utf-8")
+    send(jobs, None, name="many")
+    assert set(jobs.scores()) == {"1", "2", "3"}
+    jobs.client.flushall()
+    for header in ("delay,id,body", "id,delay", "id,delay,body,more", "id;delay;body"):
+        (folder / "b.csv").write_text(f"{header}\n3,1h,z\n", "utf-8")
+        for options in ((), ("--read-option", "header=true")):
+            line = refusal(jobs, "many", *options)
+            assert f"{folder}/a.csv and {folder}/b.csv have different headers" in line
+
+
 def test_a_file_that_is_not_complete(jobs: Jobs) -> None:
     for name, content in {"cut.csv.gz": CSV, "cut.json.gz": JSON}.items():
         packed = gzip.compress(content.encode() * 1000)[:60]

@@ -243,12 +243,55 @@ def _read_csv(
     # With pruning, Spark does not see that a line has more or fewer values than the header.
     options |= {"columnPruning": "false", "columnNameOfCorruptRecord": CORRUPT}
     table = load("csv", options, StructType([*fields, StructField(CORRUPT, StringType())]))
+    _check_same_headers(load, options)
     _check_quotes(load, options, table.schema)
     if not given.keys() & {"encoding", "charset"}:
         table = _without_undecoded(table)
     if schema is None:
         return Rows(table, are_texts=given.get("inferschema", "").lower() != "true")
     return Rows(_typed(table, {field.name: field.dataType for field in schema.fields}, given))
+
+
+def _check_same_headers(load: Callable[..., DataFrame], options: Mapping[str, str]) -> None:
+    """Raises ConfigError if files differ in their headers, before a row of the first is sent."""
+    given = {name.lower(): value for name, value in options.items()}
+    if given["header"].lower() != "true" or given.get("enforceschema", "").lower() == "true":
+        return
+    lines = _lines(load, given).where("start = 0").where(sf.trim("value") != "")
+    numbered = lines.withColumn("number", sf.monotonically_increasing_id())
+    first = numbered.groupBy("file").agg(sf.min_by("value", "number").alias("value"))
+    headers = first.groupBy("value").agg(sf.min("file").alias("file"))
+    found = headers.orderBy("file").take(_MOST_HEADERS)
+    if len(found) < 2:
+        return
+    most = max(row.value.count(_separator(given)) for row in found) + 1
+    schema = ", ".join(f"_c{number} string" for number in range(most))
+    form = {name: given[name] for name in _VALUES if name in given}
+    values = sf.from_csv(sf.regexp_replace("value", "^\ufeff", ""), schema, form)
+    names = (
+        headers.orderBy("file").limit(_MOST_HEADERS).select("file", "value", values.alias("names"))
+    )
+    one, *others = names.collect()
+    for other in others:
+        if [str(n).lower() for n in one.names] != [str(n).lower() for n in other.names]:
+            raise ConfigError(
+                f"{shown(one.file)} and {shown(other.file)} have different headers "
+                f"({one.value[:80]!r} and {other.value[:80]!r}): make them the same, or load the "
+                "files one by one"
+            )
+
+
+_VALUES = (
+    (
+        "sep delimiter quote escape charToEscapeQuoteEscaping ignoreLeadingWhiteSpace "
+        "ignoreTrailingWhiteSpace"
+    )
+    .lower()
+    .split()
+)
+"""Options that say how a line is split into values."""
+
+_MOST_HEADERS = 100
 
 
 def _check_quotes(
@@ -313,7 +356,7 @@ def _stray_quote(
 
 
 def _lines(load: Callable[..., DataFrame], given: Mapping[str, str]) -> DataFrame:
-    """The lines of a CSV, without comments: columns `file` and `value`."""
+    """The lines of a CSV, without comments: columns `file`, `value`, and `start` of their split."""
     options = {name: given[name] for name in _FILES.lower().split() if name in given}
     encoding = given.get("encoding", given.get("charset", "UTF-8")).upper()
     value = sf.col("value")
@@ -322,7 +365,8 @@ def _lines(load: Callable[..., DataFrame], given: Mapping[str, str]) -> DataFram
         value = sf.explode(sf.split(sf.decode(value.cast("binary"), encoding), "[\r\n]+"))
     elif "linesep" in given:
         options["lineSep"] = given["linesep"]
-    lines = load("text", options).select(sf.col("_metadata.file_path").alias("file"), "value")
+    file, start = sf.col("_metadata.file_path"), sf.col("_metadata.file_block_start")
+    lines = load("text", options).select(file.alias("file"), "value", start.alias("start"))
     lines = lines.withColumn("value", value)
     comment = given.get("comment")
     return lines.where(~sf.startswith("value", sf.lit(comment))) if comment else lines
