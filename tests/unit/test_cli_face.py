@@ -75,7 +75,7 @@ def test_help_of_every_command() -> None:
         assert run(*group) == (2, "", run(*group, "--help")[1]), "help without a command"
 
 
-JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
+JDBC = ("--archive", "jdbc:postgresql://host/database")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ JDBC = ("--archive", "jdbc:postgresql://host/database", "--keep", "1d")
         (["--config", "/nowhere.yml", "topics"], "/nowhere.yml"),
         (["acl", "producer", "--password-file", sys.executable], "cannot read"),
         (["topic", "push", "a", "http://x", "--secret-file", sys.executable], "cannot read"),
-        (["pipeline", "retain", *JDBC, "--password-file", sys.executable], "cannot read"),
+        (["pipeline", "restore", *JDBC, "--password-file", sys.executable], "cannot read"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
