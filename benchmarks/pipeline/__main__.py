@@ -91,7 +91,7 @@ ROWS = (
     Row("search", "erasure of a message, seconds", lambda f: f["erase_seconds"]),
     Row("search", "retention that deletes a third, seconds", lambda f: f["retain_seconds"]),
     Row("horizon", "rows of 30 days in a table", lambda f: f["rows"]),
-    Row("horizon", "Redis with a horizon of 24 h, MiB", lambda f: f["memory_mib"], at_most=300),
+    Row("horizon", "Redis with a horizon of 12 h, MiB", lambda f: f["memory_mib"], at_most=300),
     Row("horizon", "first run, seconds", lambda f: f["first_seconds"]),
     Row("horizon", "a run every 15 minutes, seconds", lambda f: f["next_seconds"]),
     Row("horizon", "rows handled twice, not at all, or late because of the loader",

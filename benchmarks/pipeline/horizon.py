@@ -1,6 +1,6 @@
 """Keeps messages of a month in a table, and loads what falls due within a horizon.
 
-    python benchmarks/pipeline/horizon.py [--rows 20000000] [--days 30] [--within 24] [--run-days 3]
+    python benchmarks/pipeline/horizon.py [--rows 20000000] [--days 30] [--within 12]
 
 The server's clock moves in steps of 15 minutes, for some of the table's days, so that loaded
 messages and tombstones reach their steady number. At each step all due messages are handled, and
@@ -130,8 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--days", type=int, default=30)
-    parser.add_argument("--within", type=float, default=24, metavar="HOURS")
-    parser.add_argument("--run-days", type=float, default=3)
+    parser.add_argument("--within", type=float, default=12, metavar="HOURS")
+    parser.add_argument("--run-days", type=float, default=1.3)
     parser.add_argument("--master", default="local[2]")
     print(json.dumps(measure(**vars(parser.parse_args()))))
 

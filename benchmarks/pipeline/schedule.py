@@ -107,7 +107,7 @@ class Comparison:
 
     def _timed(self, work: Callable[[], Any]) -> float:
         link = Connection(Address(self._url))
-        link.execute(("FLUSHALL",))
+        link.execute(("FLUSHALL", "SYNC"))
         link.close()
         began = time.perf_counter()
         work()
