@@ -240,7 +240,8 @@ def test_sends_of_a_key_are_debounced(client: httpx.Client, server: Redis) -> No
     messages = [{"body": n, "key": f"{n % 10}", "latest": n % 2 == 0} for n in range(100)]
     found = batch(client, topic, messages).json()
     assert (found["accepted"], found["updated"]) == (55, 45)
-    assert server.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 10
+    # Far fewer than messages; the gateway's other calls count, too.
+    assert server.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 50
     found = client.get(f"{url}/{quote(first.json()['id'])}").json()
     assert (found["body"], found["key"]) == (2, "k")
 
