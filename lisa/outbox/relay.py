@@ -333,6 +333,7 @@ class Relay:
             if self._listener is None:
                 self._listener = self._plain.connect()
                 self._listener.execute(text(f"LISTEN {CHANNEL}"))
+                return  # a commit since the last look was not notified: look again
             driver: Any = self._listener.connection.driver_connection
             for _ in driver.notifies(timeout=pause_s, stop_after=1):
                 return
