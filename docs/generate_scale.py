@@ -101,7 +101,7 @@ FAR_FUTURE = """
 ## What the far future costs
 
 Memory of Redis for a million messages of {body} bytes that are sent evenly and wait {days} days, in
-Redis or [in a table]({page}), of which a loader sends what falls due within a horizon:
+Redis or [in a table]({page}), from which a loader sends the rows due within a horizon:
 
 {table}
 

@@ -54,7 +54,7 @@ DAY_MS = 86_400_000
 """No wall time is further from UTC."""
 
 MOST_BROADCAST = 1_000_000
-"""Waiting messages of which each executor gets a copy, so that Spark need not sort the table."""
+"""Up to this many live messages are copied to each executor, which avoids sorting the table."""
 
 CHANGES_PER_CALL = 50
 
