@@ -26,9 +26,11 @@ consumer = Consumer()
 
 @consumer.on("orders")
 def handle(message):
-    print(f"start {message.body} attempt {message.attempt} in {os.getpid()}", flush=True)
-    if message.body == "slow" and not os.path.exists("slept"):
+    sleeps = message.body == "slow" and not os.path.exists("slept")
+    if sleeps:  # noted first: the test may stop this process as soon as it has printed
         open("slept", "w").close()
+    print(f"start {message.body} attempt {message.attempt} in {os.getpid()}", flush=True)
+    if sleeps:
         time.sleep(float(os.environ.get("SLOW", "60")))
     with open("ledger", "a") as ledger:
         print(message.body, message.attempt, file=ledger)
