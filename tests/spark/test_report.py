@@ -428,7 +428,7 @@ def test_the_command(
         ("--zone", "Mars"): "unknown time zone 'Mars'",
         ("--topic", "bill"): "the archive has no topic bill; its topics are bills, orders",
         ("--archive", "/nowhere"): "/nowhere",
-        ("--archive", "jdbc:postgresql://h/db", "--driver-jar", "/no.jar"): "'/no.jar' does not",
+        ("--archive", "jdbc:postgresql://h/db"): "only `archive` and `restore` use an archive in",
     }.items():
         wrong = pipeline("report", *words, *options, code=2)
         assert said in wrong.stderr
