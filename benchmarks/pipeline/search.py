@@ -3,15 +3,14 @@
 Creates an archive in files with EVENTS (default 10,000,000: three days of six topics), and searches
 it in a warm session on `local[2]`, as `lisa pipeline search --no-live` does: by id (median of five
 different ids, each with opening the archive), and by a field of the body. Then erases one id, and
-deletes the messages that ended in the first day. Also measures the planning of a search by id in an
-archive of a year with a file for each day and 100 topics. Prints one JSON document; the times of
-session start and archive creation are not counted.
+deletes the messages that ended in the first day. Also opens an archive of a year in 20,000 files,
+and searches it by id. Prints one JSON document; the times of session start and archive creation are
+not counted.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -22,12 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from benchmarks.pipeline.traffic import EVENTS_OF_A_MESSAGE, Tables, commit, write
 from lisa.pipeline import spark_session
 from lisa.pipeline.archive import open_archive
-from lisa.pipeline.archive.schemas import LOG_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.reading import MESSAGES, FoldState, new_number, save
+from lisa.pipeline.archive.schemas import EVENT_SCHEMA, MESSAGES_SCHEMA
+from lisa.pipeline.archive.table import COMPRESSION, STATE, WrittenFile, statistics_of
+from lisa.pipeline.archive.writing import FileWriter
 from lisa.pipeline.jobs.deletion import erase, retain
 from lisa.pipeline.jobs.search import FieldTest, Query, search
 
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 END_S = int(datetime.now(UTC).timestamp())
-HOURS, DAYS, TOPICS = 72, 365, 100
+HOURS, FILES, TOPICS = 72, 20_000, 100
 SHOWN = 51
 """Number of messages that the command fetches: those it shows by default, and one more."""
 
@@ -84,51 +89,56 @@ def deletions(spark: SparkSession, where: str) -> dict[str, Any]:
     }
 
 
-def a_year(spark: SparkSession, where: Path) -> dict[str, Any]:
-    """Seconds to open an archive of a year and plan a search by id in it."""
-    settled_at = sf.timestamp_seconds(sf.lit(END_S) - sf.col("n") % DAYS * 86_400)
-    filled = {
-        "topic": sf.concat(sf.lit("topic-"), sf.floor(sf.col("n") / DAYS).cast("string")),
-        "id": sf.concat(sf.lit("m"), sf.col("n").cast("string")),
-        "state": sf.lit("acked"),
-        "settled": sf.lit(True),  # noqa: FBT003
-        "attempts": sf.lit(0),
-        "updated_at": settled_at,
-        "settled_at": settled_at,
-        "groups": sf.array(),
-    }
-    rows = spark.range(DAYS * TOPICS).toDF("n")
-    commit(spark, where, _empty_log(spark), _shaped(rows, filled))
-    files = len(list((where / "messages").rglob("*.parquet")))
-    url, times = str(where), []
-    for _ in range(5):
-        planned = seconds(lambda: _plan(search(spark, _ONE, archive=open_archive(spark, url))))
-        times.append(planned)
-    whole = seconds(lambda: found(spark, url, _ONE))
+def many_files(spark: SparkSession, where: Path) -> dict[str, Any]:
+    """Seconds to open an archive of a year in FILES files, and to search it by id."""
+    writer = FileWriter(spark, str(where))
+    writer.write(_one_event(spark), 0, "benchmark")
+    tables, number = writer.tables, new_number()
+    save(tables.folder, FoldState(number, tables.state.number, tables.state.offsets))
+    tables.messages.commit([_written(where, index) for index in range(FILES)], {STATE: number})
+    opening = [seconds(partial(open_archive, spark, str(where))) for _ in range(5)]
+    ids = [_id_in(FILES * part // 7) for part in range(7)]
+    by_id, counts = list[float](), list[int]()
+    for one in ids:
+        began = time.perf_counter()
+        counts.append(found(spark, str(where), Query(ids=[one])))
+        by_id.append(time.perf_counter() - began)
     return {
-        "year_files": files,
-        "year_planning_seconds": round(statistics.median(times[1:]), 2),
-        "year_by_id_seconds": round(whole, 2),
+        "files": FILES,
+        "found_in_files": counts,
+        "files_opening_seconds": round(statistics.median(opening), 2),
+        "files_by_id_seconds": round(statistics.median(by_id[2:]), 2),
     }
 
 
-_ONE = Query(ids=["m4711"])
+def _written(where: Path, index: int) -> WrittenFile:
+    """A file of messages that ended within half an hour; their ids sort in order of creation."""
+    end = datetime.fromtimestamp(END_S, UTC) - timedelta(days=365) * (1 - index / FILES)
+    message = {
+        "topic": f"topic-{index % TOPICS}",
+        "state": "acked",
+        "settled": True,
+        "attempts": 0,
+        "updated_at": end,
+        "settled_at": end,
+        "groups": [],
+    }
+    messages = [{**message, "id": _id_in(index, row)} for row in range(10)]
+    path = f"day={end.date()}/{index}.parquet"
+    whole = where / MESSAGES / path
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    schema = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
+    pq.write_table(pa.Table.from_pylist(messages, schema), whole, compression=COMPRESSION)
+    stats = statistics_of(pq.read_metadata(whole))
+    return WrittenFile(path, whole.stat().st_size, str(end.date()), stats)
 
 
-def _plan(rows: DataFrame) -> None:
-    """Plan a query without running it; the plan itself is not shown."""
-    out = os.dup(1)
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        try:
-            rows.explain()
-            sys.stdout.flush()
-        finally:
-            os.dup2(out, 1)
-            os.close(out)
+def _id_in(index: int, row: int = 0) -> str:
+    """The id of a message in the file of an index."""
+    return f"{index:08}-{row}"
 
 
-def _empty_log(spark: SparkSession) -> DataFrame:
+def _one_event(spark: SparkSession) -> DataFrame:
     row = {
         "topic": sf.lit("topic-0"),
         "id": sf.lit("m0"),
@@ -139,18 +149,9 @@ def _empty_log(spark: SparkSession) -> DataFrame:
         "seq": sf.lit(0),
         "number": sf.lit(1),
     }
-    columns = (row.get(one.name, sf.lit(None)).cast(one.dataType) for one in LOG_SCHEMA)
-    names = LOG_SCHEMA.names
+    columns = (row.get(one.name, sf.lit(None)).cast(one.dataType) for one in EVENT_SCHEMA)
+    names = EVENT_SCHEMA.names
     return spark.range(1).select(*(c.alias(n) for c, n in zip(columns, names, strict=True)))
-
-
-def _shaped(rows: DataFrame, filled: dict[str, Any]) -> DataFrame:
-    return rows.select(
-        *(
-            filled.get(one.name, sf.lit(None)).cast(one.dataType).alias(one.name)
-            for one in MESSAGES_SCHEMA
-        )
-    )
 
 
 def main(events: int) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def main(events: int) -> dict[str, Any]:
             "messages": made.messages().count(),
             **searches(spark, str(where)),
             **deletions(spark, str(where)),
-            **a_year(spark, Path(folder, "year")),
+            **many_files(spark, Path(folder, "files")),
         }
     spark.stop()
     return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sf
 
 from lisa.pipeline.archive import Archive, ArchiveGap, TopicRecord
+from lisa.pipeline.archive.base import selected
 from lisa.pipeline.archive.folder import Folder
 from lisa.pipeline.archive.reading import HIDDEN, MESSAGES, FoldState, day_of, new_number, save
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
@@ -41,9 +43,12 @@ class Tables(Archive):
         """All events."""
         return self.spark.read.schema(LOG_SCHEMA).parquet(str(self.where / "message_log"))
 
-    def messages(self) -> DataFrame:
-        """All messages."""
-        return self.spark.read.schema(MESSAGES_SCHEMA).parquet(str(self.where / "messages"))
+    def messages(
+        self, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> DataFrame:
+        """All messages, or those of some topics and ids."""
+        rows = self.spark.read.schema(MESSAGES_SCHEMA).parquet(str(self.where / "messages"))
+        return selected(rows, topics, ids)
 
     def offsets(self) -> dict[str, tuple[str, int]]:
         """No journals."""

@@ -342,6 +342,37 @@ def test_files_have_bloom_filters_on_the_id(jobs: Jobs) -> None:
     assert has_filter() == {True}
 
 
+def test_an_id_is_looked_for_only_in_files_whose_statistics_may_have_it(jobs: Jobs) -> None:
+    """Also ids longer than the statistics of merged files, and events after the last fold."""
+    ids, writer = [f"{'é' * 120}{number:02}" for number in range(40)], jobs.writer()
+    for batch in range(4):
+        some = range(10 * batch, 10 * batch + 10)
+        ended = [at(BEGIN_MS + n, n + 1, id=ids[n], state="cancelled", settled=True) for n in some]
+        writer.write(jobs.frame(ended).coalesce(1), batch, "q")
+        if batch < 3:
+            writer.fold()
+
+    def files(**chosen: list[str]) -> int:
+        """How many files of ended messages are read."""
+        return sum("/messages/" in file for file in jobs.opened().messages(**chosen).inputFiles())
+
+    def found(wanted: list[str]) -> list[str]:
+        rows = jobs.opened().messages(["orders", "else"], wanted).select("id").collect()
+        return sorted(row.id for row in rows)
+
+    assert [files(ids=[one]) for one in ids[::10]] == [1, 1, 1, 0]
+    assert [files(ids=[ids[0], ids[-1]]), files(topics=["orders"]), files(topics=["else"])] == [
+        1,
+        3,
+        0,
+    ]
+    assert found(ids[::13]) == ids[::13]
+    writer.fold()
+    assert writer.compact(everything=True) > 0
+    assert [files(ids=[one]) for one in (ids[0], ids[-1], "z")] == [1, 1, 0]
+    assert found([ids[0], ids[-1], "z"]) == [ids[0], ids[-1]]
+
+
 def test_readers_see_whole_batches_while_the_archive_is_folded_and_compacted(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from lisa.core.transitions.promote import Promote
 from lisa.core.transitions.retry import Fail, Failure
 from lisa.core.transitions.upkeep import Expire
 from lisa.pipeline.archive import Archive, ArchiveGap, TopicRecord
+from lisa.pipeline.archive.base import selected
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA
 from lisa.pipeline.jobs import message_history
@@ -52,8 +53,10 @@ class ArchiveSnapshot(Archive):
     def log(self) -> DataFrame:
         return self.events.withColumn("host", host_of()).withColumn("day", sf.to_date("at"))
 
-    def messages(self) -> DataFrame:
-        return fold(self.events)
+    def messages(
+        self, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> DataFrame:
+        return fold(selected(self.events, topics, ids))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
         return self.committed

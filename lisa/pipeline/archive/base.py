@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pyspark.sql import functions as sf
+
 from lisa.core.model.sharding import shard_named
 
 if TYPE_CHECKING:
@@ -62,6 +64,17 @@ class ArchiveGap:
         return shard_named(self.topic, self.shard)
 
 
+def selected(
+    rows: DataFrame, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+) -> DataFrame:
+    """The rows of some topics and ids; None means no restriction."""
+    if topics is not None:
+        rows = rows.where(sf.col("topic").isin(list(topics)))
+    if ids is not None:
+        rows = rows.where(sf.col("id").isin(list(ids)))
+    return rows
+
+
 PresentTopics = Callable[[Sequence[str]], Mapping[str, TopicRecord]]
 """Returns the present options and groups of some topics."""
 
@@ -74,8 +87,13 @@ class Archive(ABC):
         """Every committed event: LOG_SCHEMA."""
 
     @abstractmethod
-    def messages(self) -> DataFrame:
-        """One row per message and life, current with the log: MESSAGES_SCHEMA."""
+    def messages(
+        self, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> DataFrame:
+        """One row per message and life, current with the log: MESSAGES_SCHEMA.
+
+        topics, ids: only messages of these; None means no restriction.
+        """
 
     @abstractmethod
     def offsets(self) -> dict[str, tuple[str, int]]:

@@ -33,7 +33,13 @@ from pyspark.sql import functions as sf
 from lisa.core.model.clock import datetime_ms, ms_datetime
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import shard_named, shard_suffix, topic_of, topics_of
-from lisa.pipeline.archive.base import Archive, ArchiveGap, PresentTopics, TopicRecord
+from lisa.pipeline.archive.base import (
+    Archive,
+    ArchiveGap,
+    PresentTopics,
+    TopicRecord,
+    selected,
+)
 from lisa.pipeline.archive.batches import BatchSummary, is_new, summarize
 from lisa.pipeline.archive.database import (
     JSON_COLUMNS,
@@ -244,9 +250,11 @@ class JdbcArchive(Archive):
         """Every committed event: rows of LOG_SCHEMA, in no particular order."""
         return from_log_rows(self._table("message_log", LOG_COLUMNS))
 
-    def messages(self) -> DataFrame:
+    def messages(
+        self, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> DataFrame:
         """One row per message and life, current with the log: MESSAGES_SCHEMA."""
-        return from_message_rows(self._table("messages", MESSAGE_COLUMNS))
+        return selected(from_message_rows(self._table("messages", MESSAGE_COLUMNS)), topics, ids)
 
     def offsets(self) -> dict[str, tuple[str, int]]:
         """Journal -> entry id and number of its last committed event."""

@@ -25,7 +25,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from lisa.core.model.clock import ms_datetime
 from lisa.core.model.errors import ConfigError, LisaError
-from lisa.pipeline.archive.base import Archive, ArchiveGap, TopicRecord
+from lisa.pipeline.archive.base import Archive, ArchiveGap, TopicRecord, selected
 from lisa.pipeline.archive.batches import is_new
 from lisa.pipeline.archive.fold import fold, host_of
 from lisa.pipeline.archive.schemas import EVENT_SCHEMA, LOG_SCHEMA, MESSAGES_SCHEMA
@@ -104,13 +104,17 @@ class FileArchive(Archive):
         """Every committed event: LOG_SCHEMA."""
         return self._tables.log.rows().select(*LOG_SCHEMA.names)
 
-    def messages(self) -> DataFrame:
+    def messages(
+        self, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> DataFrame:
         """One row per message and life, current with the log: MESSAGES_SCHEMA."""
-        tables = self._tables
-        if tables.fold.log == tables.state.number:
-            return tables.messages.rows().select(*MESSAGES_SCHEMA.names)
-        ended = tables.messages.rows(dated=True).select(*MESSAGES_SCHEMA.names)
-        return ended.unionByName(fold(tables.unsettled()))
+        tables, having = self._tables, {"topic": topics, "id": ids}
+        is_folded = tables.fold.log == tables.state.number
+        rows = tables.messages.rows(dated=None if is_folded else True, having=having)
+        known = selected(rows, topics, ids).select(*MESSAGES_SCHEMA.names)
+        if is_folded:
+            return known
+        return known.unionByName(fold(selected(tables.unsettled(), topics, ids)))
 
     def offsets(self) -> dict[str, tuple[str, int]]:
         """Journal -> entry id and number of its last committed event."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -220,18 +222,45 @@ class ArchiveTable:
         """Number of rows, from the log of the table."""
         return sum(file["num_records"] for file in self.files())
 
-    def rows(self, *, dated: bool | None = None, only: Collection[str] | None = None) -> DataFrame:
+    def _may_have(self, column: str, values: Collection[str]) -> set[str]:
+        """The files that may have one of these texts in a column, by the statistics in the log."""
+        found = self.delta.get_add_actions(flatten=True)
+        paths = found.column("path").to_pylist()
+        if f"min.{column}" not in found.column_names:
+            return set(paths)
+        ends = (found.column(f"{end}.{column}").to_pylist() for end in ("min", "max"))
+        wanted = sorted(values)
+        return {
+            path
+            for path, least, most in zip(paths, *ends, strict=True)
+            if least is None
+            or most is None
+            or bisect_left(wanted, least) < bisect_right(wanted, most)
+        }
+
+    def rows(
+        self,
+        *,
+        dated: bool | None = None,
+        only: Collection[str] | None = None,
+        having: Mapping[str, Collection[str] | None] = MappingProxyType({}),
+    ) -> DataFrame:
         """The rows of all files.
 
         dated: only of files with a day, or only of those without. only: only of these files.
+        having: column -> texts; leaves out files that have none of these texts in the column.
 
         Raises LisaError if a file on a local disk is missing or cut off.
         """
+        chosen = [set(only)] if only is not None else []
+        for column, values in having.items() if self.files() else ():
+            if values is not None:
+                chosen.append(self._may_have(column, values))
         files = [
             Stored(f"{self.name}/{file['path']}", file["size_bytes"])
             for file in self.files()
             if (dated is None or (file[DAY] is not None) == dated)
-            and (only is None or file["path"] in only)
+            and all(file["path"] in paths for paths in chosen)
         ]
         self._folder.check(files)
         paths = [self._folder.url(file.path) for file in files]
@@ -457,7 +486,7 @@ def place_files(
 
 
 def _staged(folder: Folder, one: Stored) -> StagedFile:
-    return StagedFile(one.path, one.size, _statistics(footer(folder, one.path)))
+    return StagedFile(one.path, one.size, statistics_of(footer(folder, one.path)))
 
 
 def footer(folder: Folder, path: str) -> pq.FileMetaData:
@@ -466,7 +495,7 @@ def footer(folder: Folder, path: str) -> pq.FileMetaData:
         return pq.read_metadata(file)
 
 
-def _statistics(footer: pq.FileMetaData) -> dict[str, Any]:
+def statistics_of(footer: pq.FileMetaData) -> dict[str, Any]:
     """Statistics as Delta stores them: the range of each column for which the file knows it."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}

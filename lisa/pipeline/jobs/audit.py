@@ -23,7 +23,6 @@ from lisa.pipeline.jobs.lookup import Mapped, Row, inspected, mapped_by_topic
 from lisa.pipeline.jobs.message_history import (
     find_remainders,
     latest_lives,
-    selected,
     topics_in,
 )
 from lisa.pipeline.jobs.windows import JobScope, Window, gap_windows
@@ -240,7 +239,7 @@ def _gaps_behind(
 def judge_by_archive(archive: Archive, scope: JobScope) -> DataFrame:
     """Verdicts based on the archive alone, FOUND_SCHEMA; `open` for messages without an end."""
     sent = sf.coalesce("sent_at", "updated_at")
-    lives = selected(archive.messages(), scope.topics).where(scope.includes(sent))
+    lives = archive.messages(scope.topics).where(scope.includes(sent))
     standing = (
         sf.when(~sf.col("settled"), "open")
         .when(sf.col("state") == "lost", "missing")

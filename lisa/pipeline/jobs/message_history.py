@@ -46,17 +46,6 @@ def topics_in(archive: Archive, topics: Sequence[str] | None) -> list[str]:
     return sorted({*(topics or known)})
 
 
-def selected(
-    rows: DataFrame, topics: Sequence[str] | None = None, ids: Sequence[str] | None = None
-) -> DataFrame:
-    """The rows of some topics and ids; None means no restriction."""
-    if topics is not None:
-        rows = rows.where(sf.col("topic").isin(list(topics)))
-    if ids is not None:
-        rows = rows.where(sf.col("id").isin(list(ids)))
-    return rows
-
-
 def fold_with_archive(archive: Archive, rest: DataFrame) -> DataFrame:
     """Fold the messages concerned by newer events, from archived and newer events: MESSAGES_SCHEMA.
 

@@ -44,6 +44,7 @@ from lisa.core.transitions.change import Cancel
 from lisa.core.transitions.groups import Declare
 from lisa.core.transitions.restore import Restore, Restored, RestoreItem, RestoreState
 from lisa.core.transitions.topic import Configure
+from lisa.pipeline.archive.base import selected
 from lisa.pipeline.archive.fold import THROUGH
 from lisa.pipeline.errors import unwrapped
 from lisa.pipeline.jobs.lists import OutputFolder
@@ -55,7 +56,6 @@ from lisa.pipeline.jobs.message_history import (
     latest_lives,
     merged,
     read_remainders,
-    selected,
     topics_in,
 )
 from lisa.pipeline.jobs.windows import Window, gap_windows

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.keys import keyed_id
-from lisa.pipeline.jobs.message_history import selected
+from lisa.pipeline.archive.base import selected
 from lisa.pipeline.source.read_columns import READ_SCHEMA
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _archived(archive: Archive, query: Query) -> DataFrame:
             *[one[name].alias(name) for name in ("group", "state", "attempts", "due", "reason")]
         ),
     )
-    rows = selected(archive.messages(), query.topics, query.ids)
+    rows = archive.messages(query.topics, query.ids)
     return rows.withColumns({"groups": groups.cast(f"array<{GROUP}>"), "source": sf.lit("archive")})
 
 

@@ -27,9 +27,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
 from lisa.core.model.clock import EPOCH
+from lisa.pipeline.archive.base import selected
 from lisa.pipeline.archive.reading import day_of
 from lisa.pipeline.archive.schemas import GAP_STATE
-from lisa.pipeline.jobs.message_history import selected
 from lisa.pipeline.jobs.windows import JobScope, gap_windows
 from lisa.pipeline.session import persisted
 
@@ -441,7 +441,7 @@ class Figures:
         self.gaps = [gap for gap, window in windows if asked.reaches(window)]
         with ExitStack() as kept:
             self._count_events(_log_in(archive.log(), asked), kept)
-            lives = selected(archive.messages(), asked.topics or None)
+            lives = archive.messages(asked.topics or None)
             self._count_messages(_cached(message_cells(lives, asked, self.slo_us), kept))
 
     def _count_events(self, log: DataFrame, kept: ExitStack) -> None:
