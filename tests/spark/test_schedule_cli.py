@@ -40,12 +40,13 @@ def test_csv_columns_are_mapped_and_refused_rows_mean_exit_code_1(jobs: Jobs) ->
     refused = jobs.folder / "refused"
     columns = ("--id", "number", "--due", "when", "--ttl", "1h", "--retry", "0,2m")
     run = send(jobs, content, *columns, "--refused", str(refused), code=1)
-    assert "refused orders 009: cannot be read: due=soon" in run.output
+    assert "refused orders 009: cannot be read: when=soon" in run.output
     assert jobs.scores() == {"007": 4102444800001, "008": 4102444800123}
     assert jobs.message("007").body == {"name": "Ann"}
     (lines,) = [file.read_text("utf-8") for file in refused.iterdir()]
     (refusal,) = map(json.loads, lines.splitlines())
-    assert (refusal["id"], refusal["row"]["_corrupt_record"]) == ("009", "due=soon")
+    assert (refusal["id"], refusal["row"]["_corrupt_record"]) == ("009", "when=soon")
+    assert json.loads(refusal["row"]["body"]) == {"name": "Cid"}
 
 
 @pytest.mark.parametrize("is_json", [False, True])

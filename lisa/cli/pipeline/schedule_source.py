@@ -546,14 +546,12 @@ def as_messages(
     for part, wanted in parts.items():
         column = _part(table, names, part, wanted, zone)
         if part in _CONVERTED and wanted in names and is_text(table, wanted):
-            misfits.append(misfit(part, given_text(col(wanted)), column))
+            misfits.append(misfit(wanted, given_text(col(wanted)), column))
         made.append(column.alias(part))
     if kind is not None:
         made.append(kind.alias("kind"))
     if misfits:
-        wrong = sf.coalesce(*misfits)
-        content = sf.when(wrong.isNull(), content)  # its values may not be of their types
-        made.append(wrong.alias(CORRUPT))
+        made.append(sf.coalesce(*misfits).alias(CORRUPT))
     return table.select(*made, content.alias("body"))
 
 
