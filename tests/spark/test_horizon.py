@@ -289,7 +289,11 @@ OTHER_TEXTS = ("NaN", "NaT", "[]")
 @pytest.mark.parametrize(
     ("kind", "kept", "cancelled"),
     [
-        ("string", (*TEXTS, *OTHER_TEXTS), ("1", "0.01", "2026-01-01", "true", "x", "00:00")),
+        (
+            "string",
+            (*TEXTS, *OTHER_TEXTS),
+            ("1", "0.01", "2026-01-01", "true", "x", "00:00"),
+        ),
         ("double", (0.0, -0.0, float("nan")), (1.0, 0.01)),
         ("decimal(10,2)", (Decimal(0),), (Decimal("0.01"),)),
         ("int", (0,), (-1, 1)),
@@ -314,6 +318,23 @@ def test_a_column_that_cannot_cancel_is_named(table: Table) -> None:
     for value in ("array()", "binary('x')", "named_struct('a', 1)"):
         with pytest.raises(ConfigError, match=r"cancelled \(--cancelled\): column 'gone' has type"):
             table.jobs.schedule(table.frame().selectExpr("*", f"{value} AS gone"), cancelled="gone")
+
+
+def test_rows_that_cannot_be_read_cancel_and_move_nothing(jobs: Jobs) -> None:
+    """An unquoted comma moves a time to another column, and an earlier one to that of due."""
+    header, options = "number,text,made,send_at,gone\n", ["--id", "number", "--due", "send_at"]
+    options += ["--job", "j", "--due-within", "1d", "--cancelled", "gone"]
+    early, due = utc(-99 * 24), utc(2)
+    good = [f"{number},hello,{early},{due},\n" for number in "123"]
+    shifted = good[1].replace("hello", "hello, you")
+    done = send(jobs, header + "".join(good), *options)
+    before = jobs.scores()
+    assert set(before) == set("123")
+    for rest in (good, good[:1]):
+        done = send(jobs, header + "".join([*rest, shifted]), *options, "--sync", code=1)
+        assert "refused orders 2: cannot be read: 2,hello, you," in done.output
+        assert "0 rescheduled" not in done.output
+        assert jobs.scores() == before
 
 
 def utc(hours: float) -> str:

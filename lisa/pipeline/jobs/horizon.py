@@ -33,6 +33,7 @@ from lisa.core.store.presence import LoaderRecord
 from lisa.core.store.store import grouped, portions
 from lisa.core.transitions.change import Cancel, Reschedule
 from lisa.pipeline.source import register
+from lisa.pipeline.source.columns import CORRUPT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -135,7 +136,8 @@ class Loader:
     def narrowed(self, df: DataFrame) -> DataFrame:
         """The rows that may be due within these times, as far as Spark can tell without effort.
 
-        Rows with a time that no message can have remain, to be refused.
+        Rows with a time that no message can have, and rows that could not be read, remain, to be
+        refused.
         """
         first, last = self.due_in
         if "due" not in df.columns:
@@ -143,13 +145,13 @@ class Loader:
             days = (sf.lit(_utc(ms)[:10]) for ms in (first - DAY_MS, last + DAY_MS))
             day = wall.substr(1, 10)
             is_odd = ~wall.rlike(r"^\d{4}-\d\d-\d\d") | (day < _utc(OLDEST_DUE_MS)[:10])
-            return df.where(wall.isNull() | day.between(*days) | is_odd)
+            return df.where(wall.isNull() | day.between(*days) | is_odd | ~_is_readable(df))
         due: Column = df["due"]
         low, high, oldest, latest = map(sf.lit, (first, last, OLDEST_DUE_MS, MAX_DUE_MS))
         if isinstance(df.schema["due"].dataType, TimestampType):
             low, high, oldest, latest = map(sf.timestamp_millis, (low, high, oldest, latest))
         is_odd = due.isNull() | (due < oldest) | (due > latest)
-        return df.where(is_odd | ((due > low) & (due <= high)))
+        return df.where(is_odd | ((due > low) & (due <= high)) | ~_is_readable(df))
 
     def end(self, store: SyncStore) -> None:
         """Remember this run, which has succeeded."""
@@ -238,7 +240,7 @@ def _changed(df: DataFrame, options: WriteOptions, cancelled: str | None) -> Dat
     gone = sf.lit(False) if cancelled is None else is_cancelled(df, cancelled)  # noqa: FBT003
     topic = sf.lit(options.topic) if options.topic else df["topic"]
     named = {"topic": topic, "id": whole_id, "due_ms": due_ms(df), "gone": gone}
-    rows = df.select(*(column.alias(name) for name, column in named.items()))
+    rows = df.where(_is_readable(df)).select(*(col.alias(name) for name, col in named.items()))
     register(df.sparkSession)
     given = {**options.server.as_options(), "state": NOT_HANDLED, "topic": options.topic or ""}
     reader = df.sparkSession.read.format("lisa").options(**given)
@@ -259,7 +261,8 @@ def _changed(df: DataFrame, options: WriteOptions, cancelled: str | None) -> Dat
 def is_cancelled(df: DataFrame, name: str) -> Column:
     """Whether a column cancels a row: by a value that is not null, nor zero, false or NaN.
 
-    Of text, also not one of _NOT_CANCELLED. Raises ConfigError for a type that has none of these.
+    Of text, also not one of _NOT_CANCELLED. A row that could not be read is not cancelled. Raises
+    ConfigError for a type that has none of these values.
     """
     column, kind = df[f"`{name}`"], df.schema[name].dataType
     if isinstance(kind, StringType):
@@ -274,7 +277,12 @@ def is_cancelled(df: DataFrame, name: str) -> Column:
             f"cancelled (--cancelled): column {name!r} has type {kind.simpleString()}; it must be "
             "Boolean, a number, text, a date or a timestamp"
         )
-    return sf.coalesce(found, sf.lit(False))  # noqa: FBT003
+    return sf.coalesce(found, sf.lit(False)) & _is_readable(df)  # noqa: FBT003
+
+
+def _is_readable(df: DataFrame) -> Column:
+    """Whether a row could be read. Otherwise, its values may be those of other columns."""
+    return df[CORRUPT].isNull() if CORRUPT in df.columns else sf.lit(True)  # noqa: FBT003
 
 
 def _utc(ms: int) -> str:

@@ -41,6 +41,7 @@ from lisa.pipeline.source.outcome import (
     DuplicateRow,
     TaskResult,
     added,
+    corrupt_rows,
     report_of,
     write_report,
     write_unwritten,
@@ -286,16 +287,18 @@ class Task:
         with self._sender:
             for batch in by_due(batches):
                 self._sender.batch = batch
-                self._send(read_rows(batch, json_text=self._options.json_text))
+                self._send(batch)
         self._result.digests = bytes(self._digests)
         return self._result
 
-    def _send(self, rows: MessageColumns) -> None:
+    def _send(self, batch: pa.RecordBatch) -> None:
+        rows = read_rows(batch, json_text=self._options.json_text)
         others: set[int] = set()
         if self._options.due_in is not None:
             low, high = self._options.due_in
             dues = enumerate(map(int, rows.named))
             others = {row for row, due in dues if due and not low < due <= high}
+            others -= corrupt_rows(batch).keys()  # their times may be values of other columns
         for row, reason in sorted(rows.refused.items()):
             if row not in others:
                 topic = self._options.topic or rows.topics[row]
