@@ -319,6 +319,10 @@ def test_a_column_that_cannot_cancel_is_named(table: Table) -> None:
         with pytest.raises(ConfigError, match=r"cancelled \(--cancelled\): column 'gone' has type"):
             table.jobs.schedule(table.frame().selectExpr("*", f"{value} AS gone"), cancelled="gone")
 
+    for name in ("nope", "Body"):
+        with pytest.raises(ConfigError, match=f"no column '{name}'; the columns are id, body, due"):
+            table.jobs.schedule(table.frame(), cancelled=name)
+
 
 def test_rows_that_cannot_be_read_cancel_and_move_nothing(jobs: Jobs) -> None:
     """An unquoted comma moves a time to another column, and an earlier one to that of due."""

@@ -262,8 +262,12 @@ def is_cancelled(df: DataFrame, name: str) -> Column:
     """Whether a column cancels a row: by a value that is not null, nor zero, false or NaN.
 
     Of text, also not one of _NOT_CANCELLED. A row that could not be read is not cancelled. Raises
-    ConfigError for a type that has none of these values.
+    ConfigError for a missing column, and for a type that has none of these values.
     """
+    if name not in df.columns:
+        raise ConfigError(
+            f"cancelled (--cancelled): no column {name!r}; the columns are {', '.join(df.columns)}"
+        )
     column, kind = df[f"`{name}`"], df.schema[name].dataType
     if isinstance(kind, StringType):
         found = ~column.rlike(_NOT_CANCELLED)
