@@ -281,7 +281,15 @@ TEXTS = (
     "No",
     "off",
     "Null",
+    "(null)",
+    "\\N",
+    "NA",
+    "<NA>",
+    "N/A",
+    "#N/A",
     "None",
+    "0000-00-00",
+    "0000-00-00 00:00:00",
 )
 OTHER_TEXTS = ("NaN", "NaT", "[]")
 
@@ -292,7 +300,7 @@ OTHER_TEXTS = ("NaN", "NaT", "[]")
         (
             "string",
             (*TEXTS, *OTHER_TEXTS),
-            ("1", "0.01", "2026-01-01", "true", "x", "00:00"),
+            ("1", "0.01", "2026-01-01", "true", "x", "00:00", "nab"),
         ),
         ("double", (0.0, -0.0, float("nan")), (1.0, 0.01)),
         ("decimal(10,2)", (Decimal(0),), (Decimal("0.01"),)),

@@ -66,7 +66,11 @@ NOT_HANDLED = "waiting,parked,ready,retry"
 """States in which a message can be cancelled."""
 
 _ZERO = r"[-+]?(0+[.,]?0*|[.,]0+)(e[-+]?\d+)?"
-_NOT_CANCELLED = rf"(?iU)^\s*(|{_ZERO}|f|false|n|no|off|null|none|nan|nat|\[\s*\]|\{{\s*\}})\s*$"
+_NO_DAY = r"0000-00-00([ t]00:00:00([.]0+)?)?"
+_NOT_CANCELLED = (
+    rf"(?iU)^\s*(|{_ZERO}|{_NO_DAY}|f|false|n|no|off|null|\(null\)|\\n|none|nan|nat|#?n/a|na|<na>"
+    r"|\[\s*\]|\{\s*\})\s*$"
+)
 
 _log = logging.getLogger("lisa.pipeline")
 
