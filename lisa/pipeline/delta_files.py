@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from pyspark.sql.types import (
 
 from lisa.core.model.errors import ConfigError
 from lisa.pipeline.errors import one_line
-from lisa.pipeline.paths import LOCAL_FILES, absolute, literal
+from lisa.pipeline.paths import LOCAL_FILES, absolute, literal, root_of, split_path
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -94,18 +93,15 @@ def check_not_delta(spark: SparkSession, path: str, files: Collection[str]) -> N
 
     path: what the files were found by, perhaps a pattern. files: their URLs.
     """
-    start = _PATTERN_FROM.split(path)[0]
-    root = path if start == path else start.rpartition("/")[0]
-    depth = _split(root)[1].count("/")
+    depth = len(split_path(root_of(path))[1])
     store, folders = "", set[str]()
     for file in files:
-        store, folder = _split(unquote(file).rpartition("/")[0])
-        while folder not in folders:
+        store, (*names, _) = split_path(unquote(file))
+        while (folder := "/".join(names)) not in folders:
             folders.add(folder)
-            above, _, name = folder.rpartition("/")
-            if folder.count("/") <= depth and "=" not in name:
+            if not names or (len(names) <= depth and "=" not in names[-1]):
                 break
-            folder = above
+            del names[-1]
     for folder in sorted(folders):
         table = f"{store}/{folder}"
         if _has_log(spark, table):
@@ -126,16 +122,6 @@ def _has_log(spark: SparkSession, folder: str) -> bool:
             raise
         return False
     return True
-
-
-_PATTERN_FROM = re.compile(r"[]\[{}*?\\]")
-
-
-def _split(where: str) -> tuple[str, str]:
-    """The file system of a path or URL, and the path in it, without slashes at its ends."""
-    found = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)?", where)
-    store = found[0] if found else ""
-    return store, posixpath.normpath(f"/{where.removeprefix(store)}").strip("/")
 
 
 def _zoned(partitions: Mapping[str, DataType]) -> list[str]:

@@ -24,7 +24,7 @@ from lisa.pipeline.paths import shown
 from lisa.pipeline.source.columns import CORRUPT
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _INTEGERS = range(-(1 << 63), 1 << 64)
 _MOST_DIGITS = 17
@@ -119,9 +119,10 @@ def _first_problem(content: bytes, encoding: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class JsonRows:
-    """The objects of files. lines: binary `value`, one line or a whole file; see `lines_of`.
+    """The objects of files.
 
-    names: the keys of all objects, sorted.
+    lines: a binary column, one line or a whole file; and the text of each partition, which is added
+    to objects without this key. names: the keys of all objects, sorted.
     """
 
     lines: DataFrame
@@ -141,8 +142,9 @@ class JsonRows:
 
         names = [*parts, BODY, KIND, CORRUPT]
         schema = StructType([StructField(name, StringType()) for name in names])
+        partitions = self.lines.columns[1:]
         return self.lines.mapInArrow(
-            _Rows(self.encoding, dict(parts), body, frozenset(without)), schema
+            _Rows(self.encoding, partitions, dict(parts), body, frozenset(without)), schema
         )
 
 
@@ -154,6 +156,7 @@ class _Rows:
     """Converts lines to rows, on the executors."""
 
     encoding: str
+    partitions: Sequence[str]
     parts: Mapping[str, str]
     body: str | None
     without: frozenset[str]
@@ -162,17 +165,20 @@ class _Rows:
         names = [*self.parts, BODY, KIND, CORRUPT]
         schema = pa.schema([(name, pa.string()) for name in names])
         for batch in batches:
-            rows = [row for content in batch.column(0).to_pylist() for row in self._rows(content)]
+            lines = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            rows = [row for line in lines for row in self._rows(*line)]
             for at in range(0, len(rows), _BATCH):
                 columns = zip(*rows[at : at + _BATCH], strict=True)
                 yield pa.record_batch([pa.array(column, pa.string()) for column in columns], schema)
 
-    def _rows(self, content: bytes) -> Iterator[tuple[str | None, ...]]:
+    def _rows(self, content: bytes, *texts: str | None) -> Iterator[tuple[str | None, ...]]:
         found, problem = _read(content, self.encoding)
-        for item in found:
+        partitions = dict(zip(self.partitions, texts, strict=True))
+        for own in found:
+            item = dict(sorted({**partitions, **own}.items())) if partitions else own
             try:
-                texts = (_text(part, item.get(name)) for name, part in self.parts.items())
-                yield (*texts, *self._body(item), None)
+                values = (_text(part, item.get(name)) for name, part in self.parts.items())
+                yield (*values, *self._body(item), None)
             except ValueError as error:  # a list as an id, a lone surrogate
                 problem = f"{str(item)[:_SHOWN]}: {error}".encode(errors="replace").decode()
                 yield (*(None for _ in self.parts), None, None, problem)
@@ -206,7 +212,10 @@ def _text(part: str, value: Any) -> str | None:
 
 
 def json_rows(
-    source: str, load: Callable[[Mapping[str, str]], DataFrame], options: Mapping[str, str]
+    source: str,
+    load: Callable[[Mapping[str, str]], DataFrame],
+    options: Mapping[str, str],
+    partitions: Mapping[str, Column],
 ) -> JsonRows:
     """The objects of files, whose text `load` reads with options of Spark's format `text`.
 
@@ -225,8 +234,10 @@ def json_rows(
         rest["wholetext"] = "true"
     columns = ("CAST(value AS BINARY) AS value", "_metadata.file_path AS file")
     start = "_metadata.file_block_start = 0 AS is_start"
-    lines = load(rest).selectExpr(*columns, start)
-    found = lines.mapInArrow(_Names(encoding), "file string, name string, problem string")
+    lines = load(rest)
+    found = lines.selectExpr(*columns, start).mapInArrow(
+        _Names(encoding), "file string, name string, problem string"
+    )
     names: set[str] = set()
     for row in found.distinct().collect():
         if row.problem is not None:
@@ -234,7 +245,9 @@ def json_rows(
         names.add(row.name)
     if not names:
         raise ConfigError(f"{source}: no JSON object with a key was found")
-    return JsonRows(lines.select("value"), encoding, sorted(names))
+    texts = (text.alias(name) for name, text in partitions.items())
+    rows = lines.select(lines.value.cast("binary").alias("_lisa_line"), *texts)
+    return JsonRows(rows, encoding, sorted({*names, *partitions}))
 
 
 def _flag(text: str) -> bool:

@@ -22,19 +22,23 @@ from pyarrow import parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from lisa.core.model.errors import ConfigError
+from lisa.pipeline.paths import with_partitions
 from lisa.pipeline.session import is_remote
 from lisa.pipeline.source.files import found
 from lisa.pipeline.source.rows import rounded_up
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _BATCH = 10_000
 _MOST_TASKS = 10_000
 
 
 def parquet_rows(
-    load: Callable[..., DataFrame], options: Mapping[str, str], files: Mapping[str, str]
+    load: Callable[..., DataFrame],
+    options: Mapping[str, str],
+    files: Mapping[str, str],
+    partitions: Mapping[str, Column],
 ) -> DataFrame:
     """The rows of Parquet files, which `load` reads with a format and options of Spark's readers.
 
@@ -44,14 +48,17 @@ def parquet_rows(
     be known.
     """
     given = {name.lower(): value.lower() for name, value in options.items()}
-    paths = load("binaryFile", files).drop("modificationTime", "length", "content")
+    paths = load("binaryFile", files)
     kinds = _kinds(paths, skips_corrupt=given.get("ignorecorruptfiles") == "true")
     if given.get("mergeschema") != "true":
         _check_same_columns(kinds)
     schema = _merged(kinds)
     types = {(field.name, field.type) for kind in kinds for field in kind.schema}
     if not any(kind.special for kind in kinds) and len(types) == len(schema):
-        return load("parquet", options)
+        return with_partitions(load("parquet", options), partitions)
+    own = {field.name.lower() for field in schema}
+    texts = (partitions[name].alias(name) for name in partitions if name.lower() not in own)
+    paths = paths.select(paths.path.alias(_PATH), *texts)
     return _read(paths, schema, sum(kind.groups for kind in kinds))
 
 
@@ -246,21 +253,20 @@ def _read(paths: DataFrame, schema: pa.Schema, groups: int) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import LongType, StructField, StructType
 
-    partitions = [field for field in paths.schema.fields if field.name != "path"]
     split = StructType([*paths.schema.fields, StructField(_GROUP, LongType())])
-    columns = StructType([*from_arrow_schema(schema).fields, *partitions])
+    columns = StructType([*from_arrow_schema(schema).fields, *paths.schema.fields[1:]])
     tasks = max(1, min(groups, _MOST_TASKS))
     return paths.mapInArrow(_split, split).repartition(tasks).mapInArrow(_Reader(schema), columns)
 
 
-_GROUP = "_lisa_group"
+_PATH, _GROUP = "_lisa_path", "_lisa_group"
 
 
 def _split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A row for each row group of the files."""
     for batch in batches:
         counts = []
-        for path in batch.column("path").to_pylist():
+        for path in batch.column(_PATH).to_pylist():
             with _opened(path) as file:
                 counts.append(file.num_row_groups)
         rows = [row for row, count in enumerate(counts) for _ in range(count)]
@@ -278,7 +284,7 @@ class _Reader:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = {name: batch.column(name) for name in batch.schema.names}
-            paths, groups = columns.pop("path").to_pylist(), columns.pop(_GROUP).to_pylist()
+            paths, groups = columns.pop(_PATH).to_pylist(), columns.pop(_GROUP).to_pylist()
             for row, (path, group) in enumerate(zip(paths, groups, strict=True)):
                 with _opened(path) as file:
                     for rows in file.iter_batches(_BATCH, row_groups=[group]):

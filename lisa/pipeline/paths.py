@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from lisa.core.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -45,17 +50,16 @@ def literal(path: str) -> str:
 _HIDDEN = ("_", ".")
 
 
-def readable(source: str, endings: tuple[str, ...], *, is_recursive: bool = False) -> str:
+def readable(source: str, endings: tuple[str, ...]) -> str:
     """The path under which Spark reads `source`, with LOCAL_FILES.
 
     A path that exists is not a pattern; others may be, as in `orders-*.csv`. Raises ConfigError for
-    files with these endings that Spark would ignore: those whose names begin with _ or a dot, and
-    those in folders within, unless these are partitions (`day=1`). is_recursive: with those.
+    files with these endings that Spark would ignore: those whose names begin with _ or a dot.
     """
     local = re.sub("^file:(//)?(?=/)", "", source)
     if not os.path.exists(local):  # noqa: PTH110 - not every source is a path
         return absolute(source)
-    for file, folders in _files(local):
+    for file in _files(local):
         name = os.path.basename(file)  # noqa: PTH119
         if file != local and not name.lower().endswith(endings):
             continue
@@ -63,21 +67,88 @@ def readable(source: str, endings: tuple[str, ...], *, is_recursive: bool = Fals
             raise ConfigError(
                 f"{file}: Spark ignores files whose names begin with _ or a dot; rename the file"
             )
-        if not is_recursive and any("=" not in folder for folder in folders):
-            raise ConfigError(
-                f"{file} is in a folder within {source}: add --read-option recursiveFileLookup=true"
-            )
     return literal(os.path.abspath(local))  # noqa: PTH100 - keeps links
 
 
-def _files(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The path itself; or the files below it, each with the folders between."""
+def _files(path: str) -> Iterator[str]:
+    """The path itself; or the files below it."""
     if not os.path.isdir(path):  # noqa: PTH112
-        yield path, ()
+        yield path
     for folder, within, names in os.walk(path):
         within[:] = [name for name in within if not name.startswith(_HIDDEN)]
-        folders = Path(folder).relative_to(path).parts
-        yield from ((os.path.join(folder, name), folders) for name in names)  # noqa: PTH118
+        yield from (os.path.join(folder, name) for name in names)  # noqa: PTH118
+
+
+def split_path(where: str) -> tuple[str, list[str]]:
+    """The file system of a path or URL, and the names in its path."""
+    found = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)?", where)
+    store = found[0] if found else ""
+    path = posixpath.normpath(f"/{where.removeprefix(store)}").strip("/")
+    return store, path.split("/") if path else []
+
+
+def root_of(pattern: str) -> str:
+    """The folder above all files of a pattern; a path without wildcards as it is, unescaped."""
+    found = re.match(r"(?:\\.|[^][{}*?\\])*", pattern)
+    start = found[0] if found else ""
+    root = start if start == pattern else start.rpartition("/")[0]
+    return re.sub(r"\\(.)", r"\1", root)
+
+
+def partitions(
+    source: str, path: str, files: Collection[str], base: str | None = None
+) -> dict[str, Column]:
+    """The partitions of files, by their names: the texts in the names of folders (`day=1`).
+
+    Spark alone would leave out files beside such folders, and find one type for all texts of a
+    partition: 007 would become 7, and 1 text as soon as there is another text.
+
+    path: as `readable` returned it. files: URLs. base: the folder above the partitions; None for
+    `source`, or for the start of a pattern. Raises ConfigError for files in other folders, and if
+    files differ in their partitions.
+    """
+    most, start = len(split_path(path)[1]), split_path(absolute(base) if base else root_of(path))[1]
+    found: dict[tuple[str, ...], str] = {}
+    for file in sorted(files):
+        *folders, name = split_path(file)[1]
+        if base and [*map(unquote, (*folders, name))][: len(start)] != start:
+            raise ConfigError(f"--read-option basePath={base}: {shown(file)} is in another folder")
+        if not all("=" in folder[1:] for folder in folders[most:]):
+            raise ConfigError(
+                f"{shown(file)} is in a folder within {source}: move it, or add --read-option "
+                "recursiveFileLookup=true"
+            )
+        parts = (folder.partition("=") for folder in folders[len(start) :] if "=" in folder[1:])
+        found.setdefault(tuple(name for name, _, _ in parts), file)
+    names, *others = found
+    if others:
+        one, other = sorted(shown(file) for file in list(found.values())[:2])
+        raise ConfigError(
+            f"{one} and {other} are in folders of different partitions: load them one by one, or "
+            "without the values in the names of folders, --read-option recursiveFileLookup=true"
+        )
+    if len({name.lower() for name in names}) < len(names):
+        raise ConfigError(
+            f"{shown(found[names])} is in several folders of one partition: rename all but one"
+        )
+    return {unquote(unquote(name)): _partition(name) for name in names}
+
+
+def _partition(name: str) -> Column:
+    """The text of a partition in the URL of a file; null for Hive's name of null."""
+    from pyspark.sql import functions as sf
+
+    found = sf.regexp_extract("_metadata.file_path", f"^.*/{re.escape(name)}=([^/]*)/", 1)
+    # Programs escape some characters before the URL does; + is no space.
+    once = sf.regexp_replace(found, "%25(?=[0-9A-Fa-f]{2})", "%")
+    text = sf.url_decode(sf.replace(once, sf.lit("+"), sf.lit("%2B")))
+    return sf.when(found != "__HIVE_DEFAULT_PARTITION__", text)
+
+
+def with_partitions(rows: DataFrame, found: Mapping[str, Column]) -> DataFrame:
+    """The rows of files, with the partitions after which no column of the files is named."""
+    own = {name.lower() for name in rows.columns}
+    return rows.withColumns({name: found[name] for name in found if name.lower() not in own})
 
 
 def without_password(where: str) -> str:

@@ -124,7 +124,7 @@ def test_the_parquet_files_of_a_directory(jobs: Jobs) -> None:
     (jobs.folder / "days" / "_SUCCESS").touch()
     bodies = bodies_of(jobs, None, name="days")
     assert sorted((body["day"], body["n"]) for body in bodies) == [
-        (day, n) for day in range(2) for n in range(3)
+        (day, n) for day in "01" for n in range(3)
     ]
     due = list(jobs.scores().values())
     assert max(due) - min(due) < 600_000
@@ -392,3 +392,99 @@ def test_settings_of_the_session_do_not_change_what_is_sent(jobs: Jobs) -> None:
     assert other.pop("3") - plain.pop("3") == 5 * 3_600_000
     assert plain == other
     assert plain["ns"] == 4_102_444_800_001
+
+
+PARTITIONED = {
+    "csv": lambda file, rows: file.write_text(pd.DataFrame(rows).to_csv(index=False), "utf-8"),
+    "json": lambda file, rows: pd.DataFrame(rows).to_json(file, orient="records", lines=True),
+    "parquet": lambda file, rows: pq.write_table(pa.Table.from_pylist(rows), file),
+    "by Arrow.parquet": lambda file, rows: pq.write_table(
+        pa.Table.from_pylist([{**row, "time": dt.time(9)} for row in rows]), file
+    ),
+    "orc": lambda file, rows: orc.write_table(pa.Table.from_pylist(rows), file),
+}
+"""Endings of names -> how to write rows to such a file."""
+
+
+@pytest.mark.parametrize("ending", PARTITIONED)
+def test_folders_of_partitions(jobs: Jobs, ending: str) -> None:
+    """Their texts are values as they are, whatever other folders are named, if files have none."""
+
+    def file(folder: str, *rows: dict[str, object]) -> Path:
+        made = jobs.folder / "all" / folder / f"part.{ending}"
+        made.parent.mkdir(parents=True, exist_ok=True)
+        PARTITIONED[ending](made, [{"n": "a", **row} for row in rows])
+        return made
+
+    def sent(*options: str) -> dict[Any, Any]:
+        bodies = bodies_of(jobs, None, *options, name="all")
+        return {body["zip"]: (body["n"], body["path"]) for body in bodies}
+
+    file("day=2100-01-01/zip=007/path=x y", {})
+    file("day=2100-01-01/zip=1/path=a%3A+%C3%BC%", {})
+    file("day=2100-01-01/zip=__HIVE_DEFAULT_PARTITION__/path=ü%2", {})
+    one = 1 if ending == "csv" else "1"
+    first = {"007": ("a", "x y"), one: ("a", "a:+ü%"), None: ("a", "ü%2")}
+    assert sent("--due", "day") == first
+    assert set(jobs.scores().values()) == {4_102_444_800_000}
+    more = file("day=2100-01-02/zip=main/path=z", {})
+    assert sent("--due", "day") == {**first, "main": ("a", "z")}
+    assert len(jobs.scores()) == 4
+    jobs.client.flushall()
+    send(jobs, None, "--id", "zip", "--delay", "1h", name="all/day=2100-01-02")
+    assert jobs.message("main").body["path"] == "z"
+    jobs.client.flushall()
+    more.rename(more.parents[1] / more.name)
+    line = refusal(jobs, "all", "--delay", "1h")
+    assert "zip=main/part." in line
+    assert "are in folders of different partitions: load them one by one, or without" in line
+    given = ("--read-option", "recursiveFileLookup=true", "--delay", "1h")
+    send(jobs, None, "--job", "j", *given, name="all")
+    assert len(jobs.scores()) == 4
+
+
+def test_columns_that_are_in_files_and_in_the_names_of_folders(jobs: Jobs) -> None:
+    """The files count, as of DuckDB, which may write both."""
+    rows = "SELECT '1' AS id, '00' AS n, '1h' AS delay"
+    for more in "", ", TIME '09:00' AS time":
+        jobs.client.flushall()
+        by = "FORMAT parquet, PARTITION_BY (n), WRITE_PARTITION_COLUMNS true, OVERWRITE true"
+        duckdb.sql(f"COPY ({rows}{more}) TO '{jobs.folder}/duck' ({by})")
+        send(jobs, None, name="duck")
+        assert jobs.message("1").body["n"] == "00"
+    for name, content in {
+        "x.csv": "id,N\n2,b\n",
+        "x.jsonl": '{"id": "3", "n": "b"}\n{"id": "4"}',
+    }.items():
+        folder = jobs.folder / name[2:] / "n=a"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(content, "utf-8")
+        send(jobs, None, "--delay", "1h", name=name[2:])
+    assert jobs.message("2").body == {"N": "b"}
+    assert [jobs.message(one).body["n"] for one in "34"] == ["b", "a"]
+
+
+def test_where_partitions_begin(jobs: Jobs) -> None:
+    """Below the source, the start of a pattern or `basePath`."""
+    file = jobs.folder / "a=1" / "data[1]" / "b=2" / "c=3" / "x.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("n\n0\n", "utf-8")
+    base = ("--read-option", f"basePath={jobs.folder}/a=1")
+    for name, options, names in (
+        ("a=1", ("--read-option", "recursiveFileLookup=true"), set()),
+        ("a=1/data[1]", (), {"b", "c"}),
+        ("a=1/data*/b=?", (), {"b", "c"}),
+        ("a=1/data[1]/b=2", (), {"c"}),
+        ("a=1/data[1]/b=2", base, {"b", "c"}),
+        ("a=1/data[1]/b=2/c=3/x.csv", base, {"b", "c"}),
+        ("a=1/data[1]/b=2/c=3/x.csv", (), set()),
+    ):
+        jobs.client.flushall()
+        (body,) = bodies_of(jobs, None, "--delay", "1h", *options, name=name)
+        assert body.keys() == {"n", *names}, (name, options)
+    jobs.client.flushall()
+    assert "x.csv is in another folder" in refusal(jobs, "a=1/data[1]", base[0], "basePath=/b")
+    assert "is in a folder within" in refusal(jobs, "a=1")
+    (file.parents[1] / "b=3").mkdir()
+    file.rename(file.parents[1] / "b=3" / file.name)
+    assert "x.csv is in several folders of one partition" in refusal(jobs, "a=1/data[1]")

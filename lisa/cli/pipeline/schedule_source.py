@@ -44,8 +44,10 @@ from lisa.pipeline.paths import (
     PACKED,
     check_contents,
     format_of,
+    partitions,
     readable,
     shown,
+    with_partitions,
 )
 from lisa.pipeline.source.columns import CORRUPT
 from lisa.pipeline.source.rows import read_cost
@@ -121,9 +123,8 @@ def read(
         return Rows(spark.table(source) if kind == "table" else delta_rows(spark, source))
     given = {name.lower(): value for name, value in options.items()}
     endings = [ending for ending, mark in ENDINGS.items() if kind in (None, mark)]
-    is_recursive = given.get("recursivefilelookup", "").lower() == "true"
     zipped = [ending + packed for ending in endings for packed in PACKED]
-    path = readable(source, (*endings, *zipped), is_recursive=is_recursive)
+    path = readable(source, (*endings, *zipped))
     load = _loader(spark, source, path)
     of_files = {name: given[name] for name in _FILES.lower().split() if name in given}
     files = load("binaryFile", of_files).inputFiles()
@@ -131,6 +132,9 @@ def read(
         raise ConfigError(f"{source}: there is no file")
     kind = kind or format_of(source, files)
     check_contents(files, kind)
+    found = {}
+    if given.get("recursivefilelookup", "").lower() != "true":
+        found = partitions(source, path, files, given.get("basepath"))
     if kind == "tsv":
         options = {"sep": r"\t", **options}
     declared = _declared(schema, kind)
@@ -139,15 +143,15 @@ def read(
     if kind == "json":
         formats = {name.lower() for name in _FORMATS}
         rest = {name: value for name, value in options.items() if name.lower() not in formats}
-        rows = json_rows(source, partial(load, "text"), rest)
+        rows = json_rows(source, partial(load, "text"), rest, found)
         return rows if declared is None else _declared_json(rows, declared, options)
     if kind in ("csv", "tsv"):
-        return _read_csv(load, source, options, declared)
+        return _read_csv(load, source, options, declared, found)
     if kind == "parquet":
         check_not_delta(spark, path, files)
-        return Rows(parquet_rows(load, options, of_files))
+        return Rows(parquet_rows(load, options, of_files, found))
     # Otherwise Spark would drop the columns that its first file lacks.
-    return Rows(load("orc", {"mergeschema": "true", **given}))
+    return Rows(with_partitions(load("orc", {"mergeschema": "true", **given}), found))
 
 
 def _declared(schema: str | None, kind: str) -> StructType | None:
@@ -166,10 +170,14 @@ def _parsed(schema: str) -> StructType:
 
 
 def _loader(spark: SparkSession, source: str, path: str) -> Callable[..., DataFrame]:
-    """A function that loads `source`, with a format, options and perhaps a schema."""
+    """A function that loads `source`, with a format, options and perhaps a schema.
+
+    Spark itself knows no partitions then, see `partitions`.
+    """
 
     def load(kind: str, options: Mapping[str, str], schema: StructType | None = None) -> DataFrame:
         reader = spark.read.format(kind).options(**LOCAL_FILES).options(**options)
+        reader = reader.option("recursiveFileLookup", "true")
         try:
             return (reader if schema is None else reader.schema(schema)).load(path)
         except (AnalysisException, IllegalArgumentException) as error:
@@ -218,6 +226,7 @@ def _read_csv(
     source: str,
     options: Mapping[str, str],
     schema: StructType | None,
+    found: Mapping[str, Column],
 ) -> Rows:
     given = {name.lower(): value for name, value in options.items()}
     # Spark's own inference would read 007 as 7. It expects \" for a quote within
@@ -245,6 +254,7 @@ def _read_csv(
     table = load("csv", options, StructType([*fields, StructField(CORRUPT, StringType())]))
     _check_same_headers(load, options)
     _check_quotes(load, options, table.schema)
+    table = with_partitions(table, found)
     if not given.keys() & {"encoding", "charset"}:
         table = _without_undecoded(table)
     if schema is None:
