@@ -679,8 +679,10 @@ def _part(
 
 def _zone_of_due(table: DataFrame, names: Collection[str], parts: Mapping[str, str]) -> str | None:
     """The zone of the column `due`, if its type has none: that of --tz."""
-    due, zone = parts.get("due", ""), parts.get("tz")
-    if due not in names or not isinstance(table.schema[due].dataType, TimestampNTZType):
+    due, zone = parts.get("due"), parts.get("tz")
+    if due is None or due not in names:
+        return None
+    if not isinstance(table.schema[due].dataType, TimestampNTZType):
         return None
     if zone is None:
         raise ConfigError(
