@@ -17,6 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from lisa.core.model.envelope import without_repeats
 from lisa.core.model.errors import ConfigError
@@ -25,7 +35,12 @@ from lisa.pipeline.source.columns import CORRUPT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
+TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?"
+"""The beginning of a text with a date, and perhaps a time of day."""
+
+_LITERAL = re.compile(r"-?(0|[1-9]\d*)([.]\d+)?([eE][-+]?\d+)?|true|false", re.ASCII)
 _INTEGERS = range(-(1 << 63), 1 << 64)
 _MOST_DIGITS = 17
 """The digits that identify a double."""
@@ -115,6 +130,48 @@ def _first_problem(content: bytes, encoding: str) -> str | None:
     except (ValueError, RecursionError):
         pass  # one row, which is refused
     return None
+
+
+def form_of(kind: DataType) -> str:
+    """A pattern, of Python and Java, of texts that Spark converts to a type without any loss."""
+    if isinstance(kind, DateType):
+        return r"^\s*\d{4}-\d\d-\d\d([T ]00:00(:00([.]0+)?)?)?\s*$"
+    if isinstance(kind, TimestampNTZType):
+        return rf"^\s*{TIME}\s*$"
+    if isinstance(kind, TimestampType):  # Spark would take 09:00 for today
+        return rf"^\s*{TIME}"
+    if isinstance(kind, DecimalType):
+        return rf"^\s*[-+]?(\d+[.]?|\d*[.]\d{{0,{kind.scale}}}0*)\s*$"
+    return ""
+
+
+def as_declared(kind: DataType, text: str | None) -> str | None:
+    """The JSON of a text, in a form of which Spark reads no value of this type with a change.
+
+    Numbers and Booleans may be in texts, and any value may become a text. None if the text is not
+    JSON, or has a value that does not fit.
+    """
+    try:
+        return None if text is None else _encoded(_fitted(kind, _decoder.decode(text)))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _fitted(kind: DataType, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, StructType) and isinstance(value, dict):
+        return {field.name: _fitted(field.dataType, value.get(field.name)) for field in kind}
+    if isinstance(kind, MapType) and isinstance(value, dict):
+        return {name: _fitted(kind.valueType, item) for name, item in value.items()}
+    if isinstance(kind, ArrayType) and isinstance(value, list):
+        return [_fitted(kind.elementType, item) for item in value]
+    text = value if isinstance(value, str) else _encoded(value)
+    if isinstance(kind, StringType):
+        return text
+    if not re.search(form_of(kind), text, re.ASCII):
+        raise ValueError("not of this type")
+    return msgspec.Raw(text.encode()) if _LITERAL.fullmatch(text) else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,6 +257,36 @@ def test_the_types_of_a_csv_are_declared(jobs: Jobs) -> None:
     assert {"order": "43"} in bodies_of(jobs, text, name="b.jsonl")
 
 
+def test_values_that_a_declared_type_would_change_are_refused(jobs: Jobs) -> None:
+    nested = ("abc", [1], {"zip": "abc"}, {"zip": 5.7}, {"zip": 99999999999}, {"paid": 1.239})
+    wrong = [("address", text) for text in (*map(json.dumps, nested), "no JSON", '{"zip": 5} x')]
+    wrong += [("address", '{"zip": 5}, {}'), ("paid", "1.239"), ("paid", "123456789")]
+    wrong += [("day", "2026-12-24T09:00"), ("day", "2026-02-30"), ("day", "2026-12-24 junk")]
+    wrong += [("wall", "2026-12-24T09:00+01:00")]
+    address = '{"zip": 5, "paid": 1.50, "note": 1.10, "x": 1}'
+    times = {"day": "2026-12-24 00:00:00", "wall": "2026-12-24 09:00"}
+    good = {"address": address, "paid": "1.2300", **times}
+    rows = [("good", good), *((f"{name} {text}", {name: text}) for name, text in wrong)]
+    written = io.StringIO()
+    table = csv.DictWriter(written, ["id", *good])
+    table.writeheader()
+    table.writerows({"id": name, **row} for name, row in rows)
+    types = "address struct<zip: int, paid: decimal(10,2), note: string>, paid decimal(10,2), "
+    types += "day date, wall timestamp_ntz"
+    declared = ("--delay", "1h", "--schema")
+    done = send(jobs, written.getvalue(), *declared, types, "--json", code=1)
+    assert json.loads(done.stdout)["refused"] == len(wrong)
+    times = {"day": "2026-12-24", "wall": "2026-12-24T09:00:00"}
+    read = {"zip": 5, "paid": "1.50", "note": "1.10"}
+    assert jobs.message("good").body == {"address": read, "paid": "1.23", **times}
+    lines = [{"id": str(n), "address": text} for n, text in enumerate([*nested, None, {"zip": 6}])]
+    content = "\n".join(map(json.dumps, lines))
+    types = f"id string, {types.split(', paid decimal(10,2), day')[0]}"
+    done = send(jobs, content, *declared, types, "--json", name="rows.jsonl", code=1)
+    assert json.loads(done.stdout)["refused"] == len(nested)
+    assert set(jobs.scores()) == {"good", str(len(nested)), str(len(nested) + 1)}
+
+
 def test_durations_of_a_csv_are_text_or_milliseconds(jobs: Jobs) -> None:
     content = (
         "id,delay,ttl,body\ntext,1h30m,30m,x\nnumber,5400000,1800000,x\nempty,1h,,x\n"

@@ -36,7 +36,15 @@ from lisa.core.model.windows.window import parse as parse_window
 from lisa.pipeline.delta_files import check_not_delta, delta_rows, is_delta
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.jobs.horizon import is_cancelled
-from lisa.pipeline.json_objects import BODY, KIND, JsonRows, json_rows
+from lisa.pipeline.json_objects import (
+    BODY,
+    KIND,
+    TIME,
+    JsonRows,
+    as_declared,
+    form_of,
+    json_rows,
+)
 from lisa.pipeline.parquet_files import parquet_rows
 from lisa.pipeline.paths import (
     ENDINGS,
@@ -386,8 +394,7 @@ def _separator(given: Mapping[str, str]) -> str:
     return given.get("sep", given.get("delimiter", ",")).replace(r"\t", "\t")
 
 
-_TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?)?"
-_DATA = re.compile(rf"[-+]?[\d.,]+([eE][-+]?\d+)?|true|false|null|{_TIME}.*")
+_DATA = re.compile(rf"[-+]?[\d.,]+([eE][-+]?\d+)?|true|false|null|{TIME}.*")
 _UNDECODED = re.compile("[\x00-\x08\ufeff\ufffd]")
 
 
@@ -471,24 +478,24 @@ def _typed(
 
 
 def _converted(column: Column, kind: DataType, given: Mapping[str, str]) -> Column:
+    """The values of texts in a type; null if it cannot hold them unchanged, apart from floats."""
     for option, of_type in _FORMATS.items():
         if not isinstance(kind, of_type):
             continue
         if form := given.get(option.lower()):
             return sf.try_to_timestamp(column, sf.lit(form)).try_cast(kind)
-        return moment(column, kind)
     if isinstance(kind, (ArrayType, MapType, StructType)):
-        return sf.from_json(column, kind)
-    return column.try_cast(kind)
-
-
-def moment(column: Column, kind: DataType | str = "timestamp") -> Column:
-    """The time that a text names, with its date; else null.
-
-    Spark alone would take 09:00 for today, and 2026-12 for the first of December.
-    """
-    with_seconds = sf.regexp_replace(column, r"^(\s*[\d-]{10}[T ]\d\d:\d\d)(?![:\d])", "$1:00")
-    return sf.when(column.rlike(rf"^\s*{_TIME}"), with_seconds.try_cast(kind))
+        # Spark tells that it could not read a value only for the fields of an object.
+        text = sf.udf(partial(as_declared, kind), useArrow=False)(column)
+        whole = StructType([StructField("value", kind), StructField(CORRUPT, StringType())])
+        json_text = sf.concat(sf.lit('{"value":'), text, sf.lit("}"))
+        read = sf.from_json(json_text, whole, {"columnNameOfCorruptRecord": CORRUPT})
+        return sf.when(read[CORRUPT].isNull(), read["value"])
+    text = column
+    if isinstance(kind, (TimestampType, TimestampNTZType)):
+        seconds = r"^(\s*[\d-]{10}[T ]\d\d:\d\d)(?![:\d])"
+        text = sf.regexp_replace(column, seconds, "$1:00")
+    return sf.when(column.rlike(form_of(kind)), text.try_cast(kind))
 
 
 def given_text(column: Column) -> Column:
@@ -668,10 +675,10 @@ def _part(
         return column
     column = given_text(column)
     if part == "headers":
-        return sf.from_json(column, "map<string,string>")
+        return _converted(column, MapType(StringType(), StringType()), {})
     if part == "due":
         # Epoch milliseconds, or a time; microseconds are rounded up, so that no message is early.
-        micros = sf.unix_micros(moment(column))
+        micros = sf.unix_micros(_converted(column, TimestampType(), {}))
         up = ((micros + sf.pmod(-micros, sf.lit(1000))) / 1000).cast("bigint")
         return sf.coalesce(column.try_cast("bigint"), up)
     return column
