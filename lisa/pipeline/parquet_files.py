@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -205,9 +206,16 @@ def _names(prefix: str, kind: pa.DataType) -> Iterator[str]:
 
 
 def _merged(kinds: Iterable[_Kind]) -> pa.Schema:
-    """The columns of all files. Raises ConfigError if they have no common type."""
+    """The columns of all files. Raises ConfigError if they have no common type, or equal names."""
     merged: dict[str, tuple[pa.DataType, _Kind]] = {}
     for kind in sorted(kinds, key=lambda kind: kind.path):
+        names = sorted(kind.schema.names, key=str.lower)
+        for one, other in pairwise(names):
+            if one.lower() == other.lower():
+                raise ConfigError(
+                    f"{kind.path} has columns {one!r} and {other!r}, which Spark takes for one: "
+                    "rename one of them"
+                )
         for field in kind.schema:
             before, first = merged.get(field.name, (pa.null(), kind))
             common = _common(before, field.type)

@@ -301,6 +301,14 @@ def test_the_headers_of_csv_files_are_compared_before_a_row_is_sent(jobs: Jobs) 
             assert f"{folder}/a.csv and {folder}/b.csv have different headers" in line
 
 
+def test_parquet_with_names_that_spark_takes_for_one(jobs: Jobs) -> None:
+    columns = pa.table([["a"], ["b"], [1]], names=["Id", "id", "n"])
+    for names in (["Id", "id", "n"], ["id", "n", "id"]):
+        pq.write_table(columns.rename_columns(names), jobs.folder / "rows.parquet")
+        line = refusal(jobs, "rows.parquet", "--delay", "1h")
+        assert f"rows.parquet has columns {names[0]!r} and 'id', which" in line
+
+
 def test_a_file_that_is_not_complete(jobs: Jobs) -> None:
     for name, content in {"cut.csv.gz": CSV, "cut.json.gz": JSON}.items():
         packed = gzip.compress(content.encode() * 1000)[:60]
