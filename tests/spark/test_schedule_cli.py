@@ -392,7 +392,7 @@ def test_wrong_input_means_exit_code_2_and_one_line(jobs: Jobs) -> None:
     for name in ("1.csv", "2.csv"):
         (jobs.folder / "two").mkdir(exist_ok=True)
         (jobs.folder / "two" / name).write_text(f"id,v{name[0]}\n1,x\n", "utf-8")
-    failed = send(jobs, None, "--format", "csv", "--delay", "1h", name="two", code=1)
+    failed = send(jobs, None, "--format", "csv", "--delay", "1h", name="two", code=2)
     assert "csv" in failed.stderr
     assert "header" in failed.stderr
     failed = send(jobs, b"PAR1 this is no parquet PAR1", name="rows.parquet", code=2)
