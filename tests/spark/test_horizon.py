@@ -200,6 +200,11 @@ def test_times_that_no_message_can_have_are_refused(jobs: Jobs) -> None:
         zone = ["'UTC' AS tz"] if "at_local" in due else []
         done = jobs.schedule(rows.selectExpr("*", due, *zone), job="nightly", due_within=DAY)
         assert {one.split(" ", 1)[1].split(": ")[0] for one in done.reasons} == refused
+    jobs.producer.send(TOPIC, 1, id="a", at_ms=4102444800000)
+    compact = jobs.spark.sql("SELECT 'a' AS id, 'x' AS body, 20991224090000 AS due")
+    done = jobs.schedule(compact, job="nightly", due_within=DAY, sync=True)
+    assert (done.refused, done.rescheduled) == (1, 0)
+    assert "looks like a date and time" in done.reasons[0]
 
 
 def test_an_export_without_rows_or_with_nulls_only(jobs: Jobs) -> None:

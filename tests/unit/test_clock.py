@@ -194,7 +194,12 @@ def test_the_bounds_of_a_due_time() -> None:
         OLDEST_DUE_MS - 1: "ten years ago",
         -1: "ten years ago",
         1_795_474_465: "looks like seconds",
-        20_261_224: "looks like a date",
+        20_261_224: "looks like a date;",
+        20_261_224_090_000: "looks like a date and time;",
+        19_000_101_000_000: "looks like a date and time;",
+        29_991_231_235_959: "looks like a date and time;",
     }.items():
         with pytest.raises(InvalidMessage, match=why):
             check_due_ms(due_ms)
+    for due_ms in (20_261_324_090_000, 20_261_224_096_000, 32_503_593_600_000, 5 * 10**13):
+        assert check_due_ms(due_ms) == due_ms

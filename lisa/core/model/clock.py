@@ -33,6 +33,14 @@ _SECONDS_ERA = range(10**8, 10**11)
 _DATES = range(1900_01_01, 10_000_00_00)
 """Dates as in 20261224. Read as milliseconds, all of them are in the first two days of 1970."""
 
+COMPACT = (
+    "(19|2[0-9])[0-9]{2}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])([01][0-9]|2[0-3])([0-5][0-9]){2}"
+)
+"""Digits of a time as in 20261224090000."""
+
+FIRST_COMPACT_MS, LAST_COMPACT_MS = 1900_01_01_00_00_00, 2999_12_31_23_59_59
+"""The bounds of numbers like `COMPACT`. Read as milliseconds, they are in 2572 and 2920."""
+
 _ZERO = timedelta(0)
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _PART = re.compile(r"([0-9]+)(?:\.([0-9]{1,6}))?(ms|[smhd])")
@@ -232,17 +240,27 @@ def check_due_ms(value: object) -> int:
     """Validate a due time in epoch milliseconds and return it, at most `MAX_DUE_MS`.
 
     Only integers (including numpy's) are accepted: a float may already have lost the millisecond.
-    Raises InvalidMessage, also for instants more than ten years ago or after the year 9999.
+    Raises InvalidMessage, also for instants more than ten years ago or after the year 9999, and for
+    numbers like 20261224090000, which would be due in the year 2612.
     """
     # Fast path: the isinstance checks take ten times as long as the rest.
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
         raise InvalidMessage(f"a due time is an integer of epoch milliseconds, not {value!r}")
     due_ms = operator.index(value)
-    if due_ms > MAX_DUE_MS:
-        raise InvalidMessage(f"a due time of {due_ms} ms is beyond the year 9999")
+    if due_ms >= FIRST_COMPACT_MS:
+        _check_far(due_ms)
     if due_ms < OLDEST_DUE_MS:
         raise InvalidMessage(_why_so_old(due_ms))
     return due_ms
+
+
+def _check_far(due_ms: int) -> None:
+    if due_ms > MAX_DUE_MS:
+        raise InvalidMessage(f"a due time of {due_ms} ms is beyond the year 9999")
+    if re.fullmatch(COMPACT, str(due_ms)):
+        raise InvalidMessage(
+            f"a due time of {due_ms} looks like a date and time; epoch milliseconds are expected"
+        )
 
 
 def _why_so_old(due_ms: int) -> str:

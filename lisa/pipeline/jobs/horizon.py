@@ -26,7 +26,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lisa.core.model.clock import EPOCH, MAX_DUE_MS, OLDEST_DUE_MS, duration_ms, utc_text
+from lisa.core.model.clock import (
+    COMPACT,
+    EPOCH,
+    FIRST_COMPACT_MS,
+    LAST_COMPACT_MS,
+    MAX_DUE_MS,
+    OLDEST_DUE_MS,
+    duration_ms,
+    utc_text,
+)
 from lisa.core.model.errors import ConfigError
 from lisa.core.model.sharding import KEY_END
 from lisa.core.store.presence import LoaderRecord
@@ -152,9 +161,11 @@ class Loader:
             return df.where(wall.isNull() | day.between(*days) | is_odd | ~_is_readable(df))
         due: Column = df["due"]
         low, high, oldest, latest = map(sf.lit, (first, last, OLDEST_DUE_MS, MAX_DUE_MS))
+        is_compact = due.between(FIRST_COMPACT_MS, LAST_COMPACT_MS)
         if isinstance(df.schema["due"].dataType, TimestampType):
             low, high, oldest, latest = map(sf.timestamp_millis, (low, high, oldest, latest))
-        is_odd = due.isNull() | (due < oldest) | (due > latest)
+            is_compact = sf.lit(False)  # noqa: FBT003
+        is_odd = due.isNull() | (due < oldest) | (due > latest) | is_compact
         return df.where(is_odd | ((due > low) & (due <= high)) | ~_is_readable(df))
 
     def end(self, store: SyncStore) -> None:
@@ -258,6 +269,7 @@ def _changed(df: DataFrame, options: WriteOptions, cancelled: str | None) -> Dat
     by_message = rows.join(live, ["topic", "id"]).groupBy("topic", "id", "was_ms")
     found = by_message.agg(differ, first.alias("row"))
     moved = f"due_ms != was_ms AND due_ms BETWEEN {OLDEST_DUE_MS} AND {MAX_DUE_MS}"
+    moved += f" AND NOT string(due_ms) RLIKE '^{COMPACT}$'"
     columns = ("topic", "id", "was_ms", "differ", "row.*")
     return found.select(*columns).where(f"differ OR gone OR {moved}")
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lisa.core.model.clock import (
+    FIRST_COMPACT_MS,
     MAX_DUE_MS,
     OLDEST_DUE_MS,
     check_due_ms,
@@ -211,7 +212,7 @@ def _keyed_id(key: str | None, own_id: str | None) -> str:
 def _dues(columns: Mapping[str, pa.Array], n: int, conversion: _Conversion) -> list[str]:
     if "due" in columns:
         milliseconds = _milliseconds(columns["due"])
-        if _is_within(milliseconds, OLDEST_DUE_MS, MAX_DUE_MS):
+        if _is_within(milliseconds, OLDEST_DUE_MS, FIRST_COMPACT_MS - 1):
             texts: list[str] = milliseconds.cast(pa.string()).to_pylist()
             return texts
         return conversion.each("due", _due, "0", milliseconds.to_pylist())
