@@ -4,7 +4,8 @@ import bz2
 import datetime as dt
 import gzip
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,96 @@ def test_the_parquet_files_of_a_directory(jobs: Jobs) -> None:
     merged = bodies_of(jobs, None, "--read-option", "mergeSchema=true", name="days")
     assert sorted(map(str, (body["more"] for body in merged))) == ["1", *["None"] * 6]
     jobs.client.flushall()
-    for name, columns in {"a": {"id": ["a"]}, "b": {"id": ["b"], "more": [1]}}.items():
-        (jobs.folder / "orc").mkdir(exist_ok=True)
-        orc.write_table(pa.table(columns), jobs.folder / "orc" / f"{name}.orc")
-    send(jobs, None, "--body", "*", "--delay", "1h", name="orc")
+
+
+def write_orc(jobs: Jobs, name: str, /, **columns: pa.Array) -> None:
+    file = jobs.folder / name
+    file.parent.mkdir(exist_ok=True)
+    orc.write_table(pa.table(columns), file)
+
+
+def test_the_orc_files_of_a_directory(jobs: Jobs) -> None:
+    """The rules are those of Parquet."""
+    write_orc(jobs, "days/a.orc", id=pa.array(["a"]))
+    write_orc(jobs, "days/b.orc", id=pa.array(["b"]), more=pa.array([1]))
+    options = ("--body", "*", "--delay", "1h")
+    assert "b.orc has a column 'more', " in (line := refusal(jobs, "days", *options))
+    assert "add --read-option mergeSchema=true" in line
+    send(jobs, None, "--read-option", "mergeSchema=true", *options, name="days")
     assert [jobs.message(one).body for one in "ab"] == [
         {"id": "a", "more": None},
         {"id": "b", "more": 1},
     ]
+    jobs.client.flushall()
+    write_orc(jobs, "days/a.orc", id=pa.array(["a"]), more=pa.array(["x"]))
+    assert "b.orc differ: column 'more' is string and int64" in refusal(jobs, "days", *options)
+    write_orc(jobs, "days/a.orc", id=pa.array(["a"]), more=pa.array([1], pa.int8()))
+    send(jobs, None, *options, name="days")
+    assert jobs.message("a").body == {"id": "a", "more": 1}
+
+
+def test_times_of_orc_do_not_depend_on_the_zone_of_java(jobs: Jobs) -> None:
+    """Those without a zone are wall times, and are due in the zone that --tz names."""
+    gap = dt.datetime.fromisoformat("2100-03-28T02:30:00")  # not a time in Berlin
+    walls = pa.array([gap, gap], pa.timestamp("us"))
+    instant = pa.array([gap.replace(tzinfo=dt.UTC), None], pa.timestamp("us", "UTC"))
+    within = pa.StructArray.from_arrays([pa.array([[gap], None], pa.list_(walls.type))], ["list"])
+    times = {"due": walls, "instant": instant, "within": within}
+    write_orc(jobs, "times.orc", id=pa.array(["wall", "null"]), **times)
+    write_orc(jobs, "zoned.orc", id=pa.array(["zoned"]), due=instant[:1], body=pa.array(["x"]))
+    by_spark = (
+        "SELECT 'spark' AS id, timestamp_ntz'2100-03-28 02:30:00' AS due, "
+        "interval '90' second AS ttl, array(interval '1' hour) AS list"
+    )
+    jvm: Any = jobs.spark._jvm
+    zones = jvm.java.util.TimeZone
+    before = zones.getDefault()
+    sent: list[tuple[dict[str, int], dict[str, Any]]] = []
+    for zone in ("Europe/Berlin", "America/New_York"):
+        zones.setDefault(zones.getTimeZone(zone))
+        jobs.client.flushall()
+        try:
+            if not sent:
+                jobs.spark.sql(by_spark).write.orc(str(jobs.folder / "spark"))
+            assert "have no zone: name it, as in --due due --tz UTC" in refusal(jobs, "times.orc")
+            for name in ("times.orc", "spark"):
+                send(jobs, None, "--due", "due", "--tz", "UTC", name=name)
+            send(jobs, None, name="zoned.orc")
+        finally:
+            zones.setDefault(before)
+        dues = jobs.scores()
+        sent.append((dues, {name: jobs.message(name).body for name in dues}))
+    assert sent[0] == sent[1]
+    dues, bodies = sent[0]
+    at = round(gap.replace(tzinfo=dt.UTC).timestamp() * 1000)
+    assert dues == dict.fromkeys(["wall", "null", "spark", "zoned"], at)
+    text = gap.isoformat()
+    assert bodies["wall"] == {"instant": f"{text}Z", "within": {"list": [text]}}
+    assert bodies["null"] == {"instant": None, "within": {"list": None}}
+    assert bodies["spark"] == {"list": ["PT3600S"]}
+    assert jobs.scores(KEYS.expiry)["spark"] - at == 90_000
+
+
+def test_times_of_orc_that_arrow_does_not_read(jobs: Jobs) -> None:
+    far = pa.array([dt.datetime.fromisoformat("9999-12-31")], pa.timestamp("us"))
+    jobs.spark.sql("SELECT array(timestamp'2100-01-01') AS at").write.orc(
+        str(jobs.folder / "spark")
+    )
+    assert "Spark wrote 'at' in the zone of its Java, " in refusal(jobs, "spark", "--delay", "1h")
+    write_orc(jobs, "far.orc", at=far)
+    line = refusal(jobs, "far.orc", "--delay", "1h", "--body", "*")
+    assert "far.orc: ORC timestamp (253402214400s + 0ns) is out of range" in line
+    plain = {"id": pa.array(["plain"]), "delay": pa.array([1]), "body": pa.array(["x"])}
+    for name in ("both/a.orc", "both/b.orc"):
+        write_orc(jobs, name, **plain)
+    with away(jobs) as url:
+        words = ("--topic", TOPIC, "--redis", jobs.url)
+        (line,) = errors(jobs.command("schedule", f"{url}/far.orc", *words, code=2))
+        assert "write it as Parquet" in line
+        (line,) = errors(jobs.command("schedule", f"{url}/both", *words, code=2))
+        assert "its columns are not compared with those of other files" in line
+        jobs.command("schedule", f"{url}/both", *words, "--read-option", "mergeSchema=true")
+    assert set(jobs.scores()) == {"plain"}
 
 
 def test_types_that_differ_between_files(jobs: Jobs) -> None:
@@ -190,22 +273,29 @@ def test_durations_that_no_message_can_have(jobs: Jobs) -> None:
     assert "months.parquet: column 'delay': 1 months are no duration" in line
 
 
-def test_files_that_only_hadoop_opens(jobs: Jobs) -> None:
-    """Their durations are refused, because Arrow cannot read their unit there."""
+@contextmanager
+def away(jobs: Jobs) -> Iterator[str]:
+    """The folder as a URL that Hadoop opens, and Arrow does not."""
     hadoop: Any = jobs.spark._jsc.hadoopConfiguration()
-    link = "fs.viewfs.mounttable.away.link./data"
+    name = jobs.folder.name.replace("_", "-")  # Hadoop remembers the folder of a name
+    link = f"fs.viewfs.mounttable.{name}.link./data"
     hadoop.set(link, jobs.folder.as_uri())
     try:
+        yield f"viewfs://{name}/data"
+    finally:
+        hadoop.unset(link)
+
+
+def test_files_that_only_hadoop_opens(jobs: Jobs) -> None:
+    """Their durations are refused, because Arrow cannot read their unit there."""
+    with away(jobs) as url:
         for name, kind in {"ms": pa.int64(), "unit": pa.duration("s")}.items():
             delay = pa.array([3_600_000], kind)
             write(jobs, f"{name}.parquet", id=pa.array([name]), delay=delay, body=pa.array(["x"]))
         words = ("--topic", TOPIC, "--redis", jobs.url)
-        refused = jobs.command("schedule", "viewfs://away/data/unit.parquet", *words, code=2)
-        (line,) = errors(refused)
+        (line,) = errors(jobs.command("schedule", f"{url}/unit.parquet", *words, code=2))
         assert "write 'delay' as text, as in '90s'" in line
-        jobs.command("schedule", "viewfs://away/data/ms.parquet", *words)
-    finally:
-        hadoop.unset(link)
+        jobs.command("schedule", f"{url}/ms.parquet", *words)
     assert set(jobs.scores()) == {"ms"}
 
 

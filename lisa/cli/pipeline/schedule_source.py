@@ -33,6 +33,7 @@ from lisa.core.model.errors import ConfigError, InvalidMessage
 from lisa.core.model.late import own_late
 from lisa.core.model.retry_policy import RetryPolicy
 from lisa.core.model.windows.window import parse as parse_window
+from lisa.pipeline.arrow_files import arrow_rows
 from lisa.pipeline.delta_files import check_not_delta, delta_rows, is_delta
 from lisa.pipeline.errors import one_line
 from lisa.pipeline.jobs.horizon import is_cancelled
@@ -45,7 +46,6 @@ from lisa.pipeline.json_objects import (
     form_of,
     json_rows,
 )
-from lisa.pipeline.parquet_files import parquet_rows
 from lisa.pipeline.paths import (
     ENDINGS,
     LOCAL_FILES,
@@ -157,9 +157,7 @@ def read(
         return _read_csv(load, source, options, declared, found)
     if kind == "parquet":
         check_not_delta(spark, path, files)
-        return Rows(parquet_rows(load, options, of_files, found))
-    # Otherwise Spark would drop the columns that its first file lacks.
-    return Rows(with_partitions(load("orc", {"mergeschema": "true", **given}), found))
+    return Rows(arrow_rows(load, kind, options, of_files, found))
 
 
 def _declared(schema: str | None, kind: str) -> StructType | None:

@@ -1,14 +1,15 @@
-"""Reads Parquet files with Arrow if they have types that Spark does not know.
+"""Reads Parquet and ORC files with Arrow if they have types that Spark does not know.
 
 Spark reads a duration as a bare integer, whose unit only Arrow's own schema has, and refuses times
-of day, nanoseconds and a few more types. Other files are left to Spark.
+of day, nanoseconds and a few more types. It shifts an ORC file's times without a zone by the offset
+of Java's zone. Other files are left to Spark.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import orc
 from pyarrow import parquet as pq
 from pyarrow.fs import LocalFileSystem
 
@@ -35,28 +37,33 @@ _BATCH = 10_000
 _MOST_TASKS = 10_000
 
 
-def parquet_rows(
+def arrow_rows(
     load: Callable[..., DataFrame],
+    form: str,
     options: Mapping[str, str],
     files: Mapping[str, str],
     partitions: Mapping[str, Column],
 ) -> DataFrame:
-    """The rows of Parquet files, which `load` reads with a format and options of Spark's readers.
+    """The rows of `parquet` or `orc` files, which `load` reads with a format and Spark's options.
 
     Durations are day-time intervals, other times have microseconds; both are rounded up. Times of
     day and UUIDs are text. files: those of the options that select files. Raises ConfigError if the
-    files differ in their columns, unless `mergeSchema` is set, and if the unit of a duration cannot
-    be known.
+    files differ in their columns, unless `mergeSchema` is set, and if the unit of a duration or the
+    times of an ORC file cannot be known.
     """
     given = {name.lower(): value.lower() for name, value in options.items()}
     paths = load("binaryFile", files)
-    kinds = _kinds(paths, skips_corrupt=given.get("ignorecorruptfiles") == "true")
+    kinds, unread = _kinds(paths, skips_corrupt=given.get("ignorecorruptfiles") == "true")
     if given.get("mergeschema") != "true":
-        _check_same_columns(kinds)
+        _check_same_columns(kinds, unread)
+    if form == "orc" and unread:
+        _check_no_times(load(form, options), unread)
+    for path, problem in unread.items() if form == "parquet" else ():
+        _check_units(paths.sparkSession, path, problem)
     schema = _merged(kinds)
     types = {(field.name, field.type) for kind in kinds for field in kind.schema}
     if not any(kind.special for kind in kinds) and len(types) == len(schema):
-        return with_partitions(load("parquet", options), partitions)
+        return with_partitions(load(form, options), partitions)
     own = {field.name.lower() for field in schema}
     texts = (partitions[name].alias(name) for name in partitions if name.lower() not in own)
     paths = paths.select(paths.path.alias(_PATH), *texts)
@@ -80,22 +87,26 @@ class _Kind:
     groups: int
 
 
-def _kinds(paths: DataFrame, *, skips_corrupt: bool) -> list[_Kind]:
+def _kinds(paths: DataFrame, *, skips_corrupt: bool) -> tuple[list[_Kind], dict[str, str]]:
+    """The files that Arrow opens, and path -> problem of those that perhaps only Hadoop opens."""
     columns = "path string, problem string, schema binary, special array<string>, groups bigint"
     kinds: dict[tuple[bytes, frozenset[str]], _Kind] = {}
+    unread = {}
     for row in paths.select("path").mapInArrow(_look, columns).collect():
+        if row.schema is not None and row.problem is not None:
+            raise ConfigError(f"{_local(row.path)}: {row.problem}")
         if row.schema is None and row.path[:5] == "file:" and "encrypted" not in row.problem:
             if skips_corrupt:
                 continue
             raise ConfigError(f"{_local(row.path)} {row.problem}")
         if row.schema is None:
-            _check_units(paths.sparkSession, row.path, row.problem)
+            unread[row.path] = row.problem
             continue
         key = bytes(row.schema), frozenset(row.special)
         groups = row.groups + (kinds[key].groups if key in kinds else 0)
         schema = pa.ipc.read_schema(pa.py_buffer(key[0]))
         kinds[key] = _Kind(_local(row.path), schema, key[1], groups)
-    return list(kinds.values())
+    return list(kinds.values()), unread
 
 
 def _look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -106,14 +117,15 @@ def _look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
                 with _opened(path) as file:
                     schema, special = _known(file)
-                    groups = file.num_row_groups
+                    groups = _groups(file)
+                    doubt = _doubt(file.schema) if isinstance(file, orc.ORCFile) else None
             except (OSError, ValueError, NotImplementedError) as error:
                 problem = f"cannot be read by pyarrow: {_line(error)}"
                 rows[path] = {"path": path, "problem": problem}
                 continue
             columns = schema.serialize().to_pybytes()
-            row = rows.setdefault((columns, *special), {"groups": 0})
-            row |= {"path": path, "schema": columns, "special": special}
+            row = rows.setdefault((columns, doubt, *special), {"groups": 0})
+            row |= {"path": path, "problem": doubt, "schema": columns, "special": special}
             row["groups"] += groups
     text = pa.string()
     kinds = [text, text, pa.binary(), pa.list_(text), pa.int64()]
@@ -123,31 +135,58 @@ def _look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_arrays(arrays, names)
 
 
+def _doubt(schema: pa.Schema) -> str | None:
+    """Why Arrow may read the times of an ORC file as others."""
+    for field in schema:
+        if _has_wall_time(field.type) and b"org.apache.spark.version" in (schema.metadata or {}):
+            return (
+                f"Spark wrote {field.name!r} in the zone of its Java, which is not known here: "
+                "write the file as Parquet"
+            )
+        if _is_special(field.type) and int(pa.__version__.partition(".")[0]) < _FIRST_CHECKED:
+            return f"times of ORC need pyarrow {_FIRST_CHECKED} or later, not {pa.__version__}"
+    return None
+
+
+_FIRST_CHECKED = 25
+"""Earlier versions read the year 9999 as 1816."""
+
+
 def _local(path: str) -> str:
     """A path without the scheme of local files. Spark does not escape these paths."""
     return re.sub("^file:(//)?(?=/)", "", path)
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[pq.ParquetFile]:
+def _opened(path: str) -> Iterator[pq.ParquetFile | orc.ORCFile]:
     if path.startswith("file:"):
         system, name = LocalFileSystem(), _local(path)
     else:
         system, name = found(quote(path, safe="/:@"))
-    # 96 bits are a time of Spark's own, without a zone in Arrow's schema.
-    with (
-        system.open_input_file(name) as stream,
-        pq.ParquetFile(stream, coerce_int96_timestamp_unit="us") as file,
-    ):
-        yield file
+    with system.open_input_file(name) as stream:
+        if stream.read_at(3, 0) == b"ORC":
+            yield orc.ORCFile(stream)
+            return
+        # 96 bits are a time of Spark's own, without a zone in Arrow's schema.
+        with pq.ParquetFile(stream, coerce_int96_timestamp_unit="us") as file:
+            yield file
 
 
-def _known(file: pq.ParquetFile) -> tuple[pa.Schema, list[str]]:
+def _groups(file: pq.ParquetFile | orc.ORCFile) -> int:
+    """The number of row groups, which ORC calls stripes."""
+    return int(file.nstripes if isinstance(file, orc.ORCFile) else file.num_row_groups)
+
+
+def _known(file: pq.ParquetFile | orc.ORCFile) -> tuple[pa.Schema, list[str]]:
     """The columns of a file with types that Spark knows, and those that have others in the file."""
-    columns = {column.path: column for column in map(file.schema.column, range(len(file.schema)))}
+    if isinstance(file, orc.ORCFile):
+        schema, columns = file.schema, {}
+    else:
+        schema, leaves = file.schema_arrow, map(file.schema.column, range(len(file.schema)))
+        columns = {column.path: column for column in leaves}
     fields, special = [], []
-    for field in file.schema_arrow:
-        kind, column = _plain(field.type), columns.get(field.name)
+    for field in schema:
+        kind, column = _plain(field), columns.get(field.name)
         is_interval = column is not None and column.converted_type == "INTERVAL"
         if is_interval:
             kind = pa.duration("us")
@@ -161,6 +200,13 @@ def _known(file: pq.ParquetFile) -> tuple[pa.Schema, list[str]]:
     ):
         raise ValueError(f"times of 96 bits within values, beside {special[0]!r}; write 64 bits")
     return pa.schema(fields), special
+
+
+def _check_no_times(rows: DataFrame, unread: Mapping[str, str]) -> None:
+    """Raises ConfigError if ORC files that Arrow cannot open have times."""
+    if 'ype":"timestamp"' in rows.schema.json():
+        path, problem = next(iter(unread.items()))
+        raise ConfigError(f"{path} {problem}, and Spark may shift its times: write it as Parquet")
 
 
 def _check_units(spark: SparkSession, path: str, problem: str) -> None:
@@ -182,7 +228,12 @@ def _check_units(spark: SparkSession, path: str, problem: str) -> None:
             raise ConfigError(f"{path} {problem}; write {field.name!r} as text, as in '90s'")
 
 
-def _check_same_columns(kinds: Iterable[_Kind]) -> None:
+def _check_same_columns(kinds: Collection[_Kind], unread: Mapping[str, str]) -> None:
+    for path, problem in unread.items() if len(kinds) + len(unread) > 1 else ():
+        raise ConfigError(
+            f"{path} {problem}, so its columns are not compared with those of other files: add "
+            "--read-option mergeSchema=true if columns that it lacks are empty there"
+        )
     ordered = sorted(kinds, key=lambda kind: kind.path)
     names = [set(_names("", pa.struct(kind.schema))) for kind in ordered]
     for other in range(1, len(ordered)):
@@ -276,7 +327,7 @@ def _split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = []
         for path in batch.column(_PATH).to_pylist():
             with _opened(path) as file:
-                counts.append(file.num_row_groups)
+                counts.append(_groups(file))
         rows = [row for row, count in enumerate(counts) for _ in range(count)]
         numbers = [number for count in counts for number in range(count)]
         taken = batch.take(pa.array(rows, pa.int64()))
@@ -294,12 +345,11 @@ class _Reader:
             columns = {name: batch.column(name) for name in batch.schema.names}
             paths, groups = columns.pop(_PATH).to_pylist(), columns.pop(_GROUP).to_pylist()
             for row, (path, group) in enumerate(zip(paths, groups, strict=True)):
-                with _opened(path) as file:
-                    for rows in file.iter_batches(_BATCH, row_groups=[group]):
-                        made = dict(self._columns(path, rows))
-                        for name, values in columns.items():
-                            made[name] = pa.repeat(values[row], rows.num_rows)
-                        yield pa.RecordBatch.from_pydict(made)
+                for rows in _batches(path, group):
+                    made = dict(self._columns(path, rows))
+                    for name, values in columns.items():
+                        made[name] = pa.repeat(values[row], rows.num_rows)
+                    yield pa.RecordBatch.from_pydict(made)
 
     def _columns(self, path: str, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
         for field in self.schema:
@@ -312,6 +362,20 @@ class _Reader:
                 raise ConfigError(
                     f"{_local(path)}: column {field.name!r}: {_line(error)}"
                 ) from None
+
+
+def _batches(path: str, group: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group. Raises ConfigError for times beyond those that have nanoseconds."""
+    with _opened(path) as file:
+        if not isinstance(file, orc.ORCFile):
+            yield from file.iter_batches(_BATCH, row_groups=[group])
+            return
+        try:
+            stripe = file.read_stripe(group)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"{_local(path)}: {_line(error)}: write it as Parquet") from None
+        for start in range(0, stripe.num_rows, _BATCH):
+            yield stripe.slice(start, _BATCH)
 
 
 # ------------------------------------------------------------------ types
@@ -362,6 +426,12 @@ def _has_duration(kind: pa.DataType) -> bool:
     return pa.types.is_duration(kind) or any(map(_has_duration, _parts(kind)))
 
 
+def _has_wall_time(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    return any(map(_has_wall_time, _parts(kind)))
+
+
 def _is_special(kind: pa.DataType) -> bool:
     """Whether Spark reads a type wrongly, or does not read it."""
     return (
@@ -371,22 +441,31 @@ def _is_special(kind: pa.DataType) -> bool:
     )
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type that Spark knows, for values of a type."""
+def _plain(field: pa.Field) -> pa.DataType:
+    """The type that Spark knows, for the values of a field."""
+    kind, mark = field.type, (field.metadata or {}).get(_SPARK, b"")
+    if mark == b"timestamp_ntz":
+        return pa.timestamp("us")
+    if mark.startswith(b"interval"):
+        return pa.duration("us")
     for test, plain in _BECOME:
         if test(kind):
             return plain
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz and "UTC")
     if isinstance(kind, pa.DictionaryType):
-        return _plain(kind.value_type)
+        return _plain(pa.field("", kind.value_type))
     if isinstance(kind, pa.BaseExtensionType):
-        return _plain(kind.storage_type)
+        return _plain(pa.field("", kind.storage_type))
     if isinstance(kind, pa.StructType):
-        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+        return pa.struct([(field.name, _plain(field)) for field in kind])
     if isinstance(kind, pa.MapType):
-        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
-    return pa.list_(_plain(kind.value_type)) if _is_list(kind) else kind
+        return pa.map_(_plain(kind.key_field), _plain(kind.item_field))
+    return pa.list_(_plain(kind.value_field)) if _is_list(kind) else kind
+
+
+_SPARK = b"spark.sql.catalyst.type"
+"""Names Spark's type of an integer in its ORC files."""
 
 
 def _converted(values: pa.Array, to: pa.DataType) -> pa.Array:
