@@ -46,7 +46,9 @@ _MOST_DIGITS = 17
 """The digits that identify a double."""
 
 _SPACE = re.compile("[ \\t\\r\\n\ufeff]*")
-_SHOWN = 120
+_KEPT = 1 << 16
+"""Characters that are kept of a line or file that cannot be read."""
+
 _BATCH = 10_000
 
 
@@ -114,7 +116,7 @@ def _read(content: bytes, encoding: str) -> tuple[list[dict[str, Any]], str | No
     except (ValueError, RecursionError) as error:
         problem = str(error)
     text = content.decode(encoding, "replace").strip()
-    return [], f"{text[:_SHOWN]}: {problem}"
+    return [], f"{text[:_KEPT]}: {problem}"
 
 
 def _first_problem(content: bytes, encoding: str) -> str | None:
@@ -237,7 +239,7 @@ class _Rows:
                 values = (_text(part, item.get(name)) for name, part in self.parts.items())
                 yield (*values, *self._body(item), None)
             except ValueError as error:  # a list as an id, a lone surrogate
-                problem = f"{str(item)[:_SHOWN]}: {error}".encode(errors="replace").decode()
+                problem = f"{str(item)[:_KEPT]}: {error}".encode(errors="replace").decode()
                 yield (*(None for _ in self.parts), None, None, problem)
         if problem is not None and not found:
             yield (*(None for _ in self.parts), None, None, problem)

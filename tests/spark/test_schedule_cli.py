@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,8 @@ def test_values_that_a_declared_type_would_change_are_refused(jobs: Jobs) -> Non
     address = '{"zip": 5, "paid": 1.50, "note": 1.10, "x": 1}'
     times = {"day": "2026-12-24 00:00:00", "wall": "2026-12-24 09:00"}
     good = {"address": address, "paid": "1.2300", **times}
-    rows = [("good", good), *((f"{name} {text}", {name: text}) for name, text in wrong)]
+    rows = [("good", good), ("two", {"paid": "1.239", "day": "x"})]
+    rows += [(f"{name} {text}", {name: text}) for name, text in wrong]
     written = io.StringIO()
     table = csv.DictWriter(written, ["id", *good])
     table.writeheader()
@@ -275,15 +277,23 @@ def test_values_that_a_declared_type_would_change_are_refused(jobs: Jobs) -> Non
     types += "day date, wall timestamp_ntz"
     declared = ("--delay", "1h", "--schema")
     done = send(jobs, written.getvalue(), *declared, types, "--json", code=1)
-    assert json.loads(done.stdout)["refused"] == len(wrong)
+    assert json.loads(done.stdout)["refused"] == 1 + len(wrong)
+    assert "orders two: cannot be read: paid=1.239, day=x" in json.loads(done.stdout)["reasons"]
     times = {"day": "2026-12-24", "wall": "2026-12-24T09:00:00"}
     read = {"zip": 5, "paid": "1.50", "note": "1.10"}
     assert jobs.message("good").body == {"address": read, "paid": "1.23", **times}
     lines = [{"id": str(n), "address": text} for n, text in enumerate([*nested, None, {"zip": 6}])]
-    content = "\n".join(map(json.dumps, lines))
+    unread = f'["{"much text " * 99}"'
+    content = "\n".join([*map(json.dumps, lines), unread])
     types = f"id string, {types.split(', paid decimal(10,2), day')[0]}"
-    done = send(jobs, content, *declared, types, "--json", name="rows.jsonl", code=1)
-    assert json.loads(done.stdout)["refused"] == len(nested)
+    more = ("--json", "--refused", str(jobs.folder / "refused"))
+    done = send(jobs, content, *declared, types, *more, name="rows.jsonl", code=1)
+    assert json.loads(done.stdout)["refused"] == len(nested) + 1
+    (file,) = (jobs.folder / "refused").iterdir()
+    refusals = map(json.loads, file.read_text("utf-8").splitlines())
+    (refusal,) = [refusal for refusal in refusals if not refusal["id"]]
+    assert refusal["row"]["_corrupt_record"].startswith(f"{unread}: Expecting ',' delimiter")
+    assert re.fullmatch(r"cannot be read: .{120} \.\.\. .*Expecting ',' del.*", refusal["reason"])
     assert set(jobs.scores()) == {"good", str(len(nested)), str(len(nested) + 1)}
 
 

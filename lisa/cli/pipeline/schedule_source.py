@@ -461,7 +461,7 @@ def _typed(
             raise ConfigError(
                 f"--schema: no column {name!r}; the columns are {', '.join(_names(table))}"
             )
-    made, wrong = [], sf.col(CORRUPT)
+    made, misfits = [], []
     for name in _names(table):
         column = col(name)
         if name not in declared:
@@ -470,9 +470,9 @@ def _typed(
         if declared[name] != StringType():
             column = given_text(column)
         converted = _converted(column, declared[name], given)
-        wrong = sf.coalesce(wrong, misfit(name, column, converted))
+        misfits.append(misfit(name, column, converted))
         made.append(converted.alias(name))
-    return table.select(*made, wrong.alias(CORRUPT))
+    return table.select(*made, _unread(table, misfits).alias(CORRUPT))
 
 
 def _converted(column: Column, kind: DataType, given: Mapping[str, str]) -> Column:
@@ -504,6 +504,12 @@ def given_text(column: Column) -> Column:
 def misfit(name: str, text: Column, converted: Column) -> Column:
     """`name=text` where a text could not be converted, else null."""
     return sf.when(text.isNotNull() & converted.isNull(), sf.concat(sf.lit(f"{name}="), text))
+
+
+def _unread(table: DataFrame, misfits: Collection[Column]) -> Column:
+    """What could not be read of a row: its text, or all its misfits; null if it could be read."""
+    found = sf.nullif(sf.concat_ws(", ", *misfits), sf.lit(""))
+    return sf.coalesce(sf.col(CORRUPT), found) if CORRUPT in table.columns else found
 
 
 def col(name: str) -> Column:
@@ -557,7 +563,7 @@ def as_messages(
     zone = _zone_of_due(table, names, parts)
     if zone is not None and "window" not in parts:
         del parts["tz"]
-    misfits = [sf.col(CORRUPT)] if CORRUPT in table.columns else []
+    misfits: list[Column] = []
     for part, wanted in parts.items():
         column = _part(table, names, part, wanted, zone)
         if part in _CONVERTED and wanted in names and is_text(table, wanted):
@@ -565,8 +571,8 @@ def as_messages(
         made.append(column.alias(part))
     if kind is not None:
         made.append(kind.alias("kind"))
-    if misfits:
-        made.append(sf.coalesce(*misfits).alias(CORRUPT))
+    if misfits or CORRUPT in table.columns:
+        made.append(_unread(table, misfits).alias(CORRUPT))
     return table.select(*made, content.alias("body"))
 
 

@@ -24,6 +24,9 @@ REASONS = 10
 """Maximum number of reasons of refused rows in a report."""
 
 
+_SHOWN = 240
+"""Characters that a reason has of a text that cannot be read."""
+
 RETURNED_BYTES = 4 << 20
 """Maximum size of the refused rows that one task returns to the driver."""
 
@@ -127,7 +130,12 @@ def corrupt_rows(batch: pa.RecordBatch) -> dict[int, str]:
     if CORRUPT not in batch.schema.names:
         return {}
     texts = enumerate(batch.column(CORRUPT).to_pylist())
-    return {number: f"cannot be read: {text[:200]}" for number, text in texts if text is not None}
+    return {number: f"cannot be read: {_shown(text)}" for number, text in texts if text is not None}
+
+
+def _shown(text: str) -> str:
+    """The start of a long text, and its end, which may say what is wrong."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
 
 
 class Refused:
