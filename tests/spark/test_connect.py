@@ -62,7 +62,12 @@ def test_rows_are_sent_and_found_over_spark_connect(
     remote: str, processes: Processes, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     source = tmp_path / "orders.jsonl"
-    source.write_text('{"id": "a", "body": "x"}\n{"id": "b", "body": "y"}\n{"id": ""}\n', "utf-8")
+    lines = (
+        '{"id": "a", "body": "x", "headers": {"n": 1}}',
+        '{"id": "b", "body": "y"}',
+        '{"id": ""}',
+    )
+    source.write_text("\n".join(lines), "utf-8")
     words = ("-m", "lisa.cli.main", "pipeline")
     server = ("--redis", redis_url, "--json", "--spark-conf", f"{WITHIN}=10m")
     files = ("--report", str(tmp_path / "counts.json"), "--refused", str(tmp_path / "refused"))
