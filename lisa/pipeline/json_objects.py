@@ -135,7 +135,7 @@ def _first_problem(content: bytes, encoding: str) -> str | None:
 
 
 def form_of(kind: DataType) -> str:
-    """A pattern, of Python and Java, of texts that Spark converts to a type without any loss."""
+    """A pattern for Python and Java: the texts that Spark converts to a type without loss."""
     if isinstance(kind, DateType):
         return r"^\s*\d{4}-\d\d-\d\d([T ]00:00(:00([.]0+)?)?)?\s*$"
     if isinstance(kind, TimestampNTZType):
@@ -148,7 +148,7 @@ def form_of(kind: DataType) -> str:
 
 
 def as_declared(kind: DataType, text: str | None) -> str | None:
-    """The JSON of a text, in a form of which Spark reads no value of this type with a change.
+    """The JSON of a text, written so that Spark reads each value of this type unchanged.
 
     Numbers and Booleans may be in texts, and any value may become a text. None if the text is not
     JSON, or has a value that does not fit.

@@ -146,7 +146,7 @@ def _partition(name: str) -> Column:
 
 
 def with_partitions(rows: DataFrame, found: Mapping[str, Column]) -> DataFrame:
-    """The rows of files, with the partitions after which no column of the files is named."""
+    """The rows of files with their partitions, except those that the files have as columns."""
     own = {name.lower() for name in rows.columns}
     return rows.withColumns({name: found[name] for name in found if name.lower() not in own})
 
