@@ -43,7 +43,7 @@ def is_delta(source: str) -> bool:
 def delta_rows(spark: SparkSession, source: str) -> DataFrame:
     """The rows of the table's present version.
 
-    Raises ConfigError if there is no table, or its rows cannot be read from its files alone.
+    Raises ConfigError if there is no table, or if Spark alone cannot read its rows.
     """
     where = absolute(_plain(source)).replace("s3a://", "s3://", 1).rstrip("/")
     try:

@@ -139,7 +139,7 @@ def _partition(name: str) -> Column:
     from pyspark.sql import functions as sf
 
     found = sf.regexp_extract("_metadata.file_path", f"^.*/{re.escape(name)}=([^/]*)/", 1)
-    # Programs escape some characters before the URL does; + is no space.
+    # Writers escape some characters, and the URL escapes those again. A plus is not a space.
     once = sf.regexp_replace(found, "%25(?=[0-9A-Fa-f]{2})", "%")
     text = sf.url_decode(sf.replace(once, sf.lit("+"), sf.lit("%2B")))
     return sf.when(found != "__HIVE_DEFAULT_PARTITION__", text)
